@@ -1,0 +1,127 @@
+"""Checks that need the model's files: run before any process is started."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from megatron_cgrpo.config.errors import ConfigError
+from megatron_cgrpo.config.schema import Config
+
+
+def check_model(config: Config) -> dict[str, Any]:
+    """Compare the configuration with the model's config.json; returns the latter.
+
+    Raises:
+        ConfigError: files missing, parallel sizes that do not divide the model, lengths over the
+            context, or a model whose training state cannot fit into this machine's memory.
+    """
+    root = Path(config.model.path)
+    hf = read_hf_config(root)
+    if not any(root.glob("*.safetensors")):
+        raise ConfigError(f"model.path={root} holds no *.safetensors file")
+    tokenizer = Path(config.model.tokenizer or root)
+    if not any((tokenizer / f).exists() for f in ("tokenizer.json", "tokenizer_config.json")):
+        raise ConfigError(
+            f"no tokenizer in {tokenizer} (tokenizer.json); set model.tokenizer to its directory"
+        )
+    _check_division(config, hf)
+    context = min(
+        config.model.context_length or hf["max_position_embeddings"], hf["max_position_embeddings"]
+    )
+    longest = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
+    if longest > context:
+        raise ConfigError(
+            f"rollout.max_prompt_tokens + max_response_tokens = {longest} exceeds the model's "
+            f"context of {context} tokens"
+        )
+    _check_memory(config, hf)
+    return hf
+
+
+def read_hf_config(root: Path) -> dict[str, Any]:
+    """The model's config.json as a dict.
+
+    Raises:
+        ConfigError: no directory, no config.json, or one that is not JSON.
+    """
+    path = root / "config.json"
+    if not root.is_dir():
+        raise ConfigError(f"model.path={root} is not a directory")
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as e:
+        raise ConfigError(f"model.path={root} holds no config.json") from e
+    except json.JSONDecodeError as e:
+        raise ConfigError(f"{path} is not valid JSON (line {e.lineno})") from e
+
+
+def _check_division(config: Config, hf: dict[str, Any]) -> None:
+    tp, heads = config.parallel.tensor, hf["num_attention_heads"]
+    kv = hf.get("num_key_value_heads") or heads
+    if heads % tp:
+        raise ConfigError(
+            f"parallel.tensor={tp} does not divide the model's {heads} attention heads"
+        )
+    if kv % tp and tp % kv:
+        raise ConfigError(
+            f"parallel.tensor={tp} is neither a divisor nor a multiple of the {kv} KV heads"
+        )
+    if hf["intermediate_size"] % tp:
+        raise ConfigError(f"parallel.tensor={tp} does not divide intermediate_size")
+    chunks = config.parallel.pipeline * (config.parallel.virtual_pipeline or 1)
+    if hf["num_hidden_layers"] % chunks:
+        raise ConfigError(
+            f"the model's {hf['num_hidden_layers']} layers do not divide into {chunks} pipeline "
+            "chunks (parallel.pipeline × virtual_pipeline)"
+        )
+    if heads % config.rollout.tensor:
+        raise ConfigError(
+            f"rollout.tensor={config.rollout.tensor} does not divide the model's {heads} heads"
+        )
+
+
+def parameter_count(hf: dict[str, Any]) -> int:
+    """Parameters of a dense decoder with this config.json (norms and biases neglected)."""
+    hidden, heads = hf["hidden_size"], hf["num_attention_heads"]
+    head_dim = hf.get("head_dim") or hidden // heads
+    kv = hf.get("num_key_value_heads") or heads
+    attention = 2 * hidden * head_dim * (heads + kv)
+    mlp = 3 * hidden * hf["intermediate_size"]
+    embeddings = hf["vocab_size"] * hidden * (1 if hf.get("tie_word_embeddings") else 2)
+    return hf["num_hidden_layers"] * (attention + mlp) + embeddings
+
+
+def _check_memory(config: Config, hf: dict[str, Any]) -> None:
+    """Weights + gradients + Adam state on a CPU-only machine, and room for exports."""
+    if config.rollout.placement != "cpu":
+        return
+    params = parameter_count(hf)
+    width = 4 if config.model.dtype == "float32" else 2
+    replicas = config.parallel.data if not config.optimizer.sharded else 1
+    need = params * (
+        (width + 4) * config.parallel.data + 12 * replicas + width * config.rollout.servers
+    )
+    have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if need > have:
+        raise ConfigError(
+            f"training {params / 1e9:.1f}B parameters needs about {need / 2**30:.0f} GiB here and "
+            f"the machine has {have / 2**30:.0f} GiB; use a smaller model or GPUs"
+        )
+
+
+def check_disk(directory: Path, need_bytes: int) -> None:
+    """Fail early when the run directory's disk cannot take `need_bytes`.
+
+    Raises:
+        ConfigError: naming the free and the needed space.
+    """
+    free = shutil.disk_usage(directory).free
+    if free < need_bytes:
+        raise ConfigError(
+            f"{directory} has {free / 2**20:.0f} MiB free; this run's exports need "
+            f"{need_bytes / 2**20:.0f} MiB"
+        )

@@ -1,0 +1,344 @@
+"""Every option of a training run, its type, its default and what it does."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from megatron_cgrpo.config.presets import METHODS, with_preset
+
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Positive = Annotated[int, Field(ge=1)]
+Natural = Annotated[int, Field(ge=0)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class Run(Section):
+    name: str = "cgrpo"
+    """Name of the run; results go to `directory`/`name`."""
+    directory: str = "runs"
+    seed: Natural = 0
+    """Fixes data order, sampling on a given engine layout, and the selection of refinements."""
+    overwrite: bool = False
+    """Start anew in a run directory that already holds metrics (the old files are replaced)."""
+
+
+class Model(Section):
+    path: str
+    """Hugging Face directory: config.json, safetensors, tokenizer."""
+    tokenizer: str | None = None
+    """Directory of the tokenizer when it is not in `path`."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Precision of weights and activations; gradients and optimizer state are float32."""
+    recompute: Literal["none", "selective", "full"] = "none"
+    """Activation recomputation (Megatron-core): core attention only, or whole layers."""
+    context_length: Positive | None = None
+    """Longest sequence in tokens; default: `max_position_embeddings` of the model."""
+
+
+class Parallel(Section):
+    world_size: Positive = 1
+    """Trainer processes in all. Under torchrun it must equal WORLD_SIZE."""
+    tensor: Positive = 1
+    pipeline: Positive = 1
+    virtual_pipeline: Positive | None = None
+    """Model chunks per pipeline stage (interleaved 1F1B)."""
+    expert: Positive = 1
+    sequence_parallel: bool = False
+
+    @property
+    def data(self) -> int:
+        return self.world_size // (self.tensor * self.pipeline)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Parallel:
+        block = self.tensor * self.pipeline
+        if self.world_size % block:
+            raise ValueError(
+                f"parallel.world_size={self.world_size} is not a multiple of tensor × pipeline = "
+                f"{self.tensor} × {self.pipeline}"
+            )
+        if self.sequence_parallel and self.tensor == 1:
+            raise ValueError("parallel.sequence_parallel needs parallel.tensor ≥ 2")
+        if self.virtual_pipeline is not None and (self.pipeline == 1 or self.virtual_pipeline < 2):
+            raise ValueError(
+                "parallel.virtual_pipeline needs parallel.pipeline ≥ 2 and at least 2 chunks"
+            )
+        if self.data % self.expert:
+            raise ValueError("parallel.expert must divide the data-parallel size")
+        return self
+
+
+class Optimizer(Section):
+    lr: Annotated[float, Field(ge=0.0)] = 1e-6
+    min_lr: Annotated[float, Field(ge=0.0)] = 0.0
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: Natural = 0
+    """Optimizer steps of linear warm-up."""
+    weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
+    """Decoupled decay of matrices; norms and biases are never decayed."""
+    beta1: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.9
+    beta2: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.95
+    eps: Annotated[float, Field(gt=0.0)] = 1e-8
+    clip_grad: Annotated[float, Field(ge=0.0)] = 1.0
+    """Largest global gradient norm; 0 turns clipping off."""
+    sharded: bool = True
+    """Distributed optimizer: state sharded over the data-parallel ranks."""
+
+
+class BelowTrigger(Section):
+    below: Share
+    """Fires when the share of right initial responses is below this."""
+
+
+class Algorithm(Section):
+    method: Literal["grpo", "dr_grpo", "critique_grpo", "resample"] = "critique_grpo"
+    """Preset that fills the keys below which are not set here."""
+    responses: Annotated[int, Field(ge=2)] = 8
+    """n, initial responses a problem."""
+    refinements: Positive = 4
+    """k < n, refinements kept when the trigger fired."""
+    trigger: Literal["all_failed", "always", "never"] | BelowTrigger = "all_failed"
+    critique: Literal["none", "indicative", "indicative_gt", "cot"] = "indicative"
+    """What the critic says: wrong; wrong and the answer; a step-by-step assessment. `none`: the
+    second attempt is sampled from the problem's own prompt."""
+    drop_truncated_refinements: bool = True
+    """Refinements cut by the token limit are not kept."""
+    gamma: Annotated[float, Field(gt=0.0)] = 0.1
+    """γ of the shaped ratio ρ = π/(π+γ) on refinement tokens."""
+    clip_low: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
+    clip_high: Annotated[float, Field(gt=0.0)] = 0.2
+    clip_refinements: bool = True
+    """Apply the clip of eq. 4 to ρ; it only ever zeroes gradients of negative advantages."""
+    dual_clip: Annotated[float, Field(gt=1.0)] | None = None
+    """Bound c of dual-clip PPO for negative advantages: max(min(…), c·Â)."""
+    normalize_std: bool = False
+    """Divide advantages by the standard deviation of the group's rewards (GRPO)."""
+    length_norm: Literal["none", "sequence", "token"] = "none"
+    """Weight of a token: 1/longest response allowed; 1/its response's length; 1/all tokens."""
+    kl_coef: Annotated[float, Field(ge=0.0)] = 0.0
+    """Weight of the k3 estimate of KL(policy ‖ initial policy)."""
+    entropy_coef: Annotated[float, Field(ge=0.0)] = 0.0
+    """Weight of the entropy bonus."""
+    importance_cap: Annotated[float, Field(ge=1.0)] | None = None
+    """Truncated importance weights min(π_old/π_engine, cap) on initial tokens."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _preset(cls, raw: Any) -> Any:
+        return with_preset(raw) if isinstance(raw, dict) else raw
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Algorithm:
+        if self.refines and self.refinements >= self.responses:
+            raise ValueError(
+                f"algorithm.refinements (k={self.refinements}) must be smaller than "
+                f"algorithm.responses (n={self.responses})"
+            )
+        if self.method in ("grpo", "dr_grpo") and self.refines:
+            raise ValueError(
+                f"algorithm.method={self.method} has no refinements; set trigger=never or "
+                "method=critique_grpo"
+            )
+        if self.method == "critique_grpo" and self.refines and self.critique == "none":
+            raise ValueError("critique_grpo without a critique is method=resample")
+        if self.method == "resample" and self.critique != "none":
+            raise ValueError("algorithm.method=resample takes critique=none")
+        return self
+
+    @property
+    def refines(self) -> bool:
+        return self.trigger != "never"
+
+
+class Rollout(Section):
+    placement: Literal["cpu", "colocated", "split"] = "cpu"
+    """cpu: no GPU; colocated: engines and trainer take turns on the same GPUs; split: own GPUs."""
+    servers: Positive = 1
+    tensor: Positive = 1
+    """Tensor-parallel size of one server."""
+    urls: tuple[str, ...] = ()
+    """Servers that run already (started with our middleware and plugin); none is started then."""
+    token_file: str | None = None
+    """File with the access token of the servers in `urls`."""
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=1024, le=65535)] | None = None
+    """First port of the servers (server i takes port + i); default: free ports."""
+    gpus: tuple[Natural, ...] = ()
+    """split: GPU indices of this node for the servers, `tensor` each."""
+    temperature: Annotated[float, Field(gt=0.0)] = 1.0
+    max_prompt_tokens: Positive = 2048
+    """Longer problems are dropped when data is loaded, and counted."""
+    max_response_tokens: Positive = 6144
+    max_refinement_prompt_tokens: Positive | None = None
+    """Limit of (problem, response, critique); the response is shortened from its middle to fit.
+    Default: context length − max_response_tokens."""
+    concurrency: Positive = 64
+    """Requests in flight per server."""
+    request_timeout_s: Annotated[float, Field(gt=0)] = 1800.0
+    """A request without an answer by then is counted lost and sent again (`request_retries`)."""
+    request_retries: Natural = 2
+    start_timeout_s: Annotated[float, Field(gt=0)] = 900.0
+    max_restarts: Natural = 3
+    """Restarts of dead servers in the whole run before it gives up."""
+    max_num_seqs: Positive = 256
+    gpu_memory_utilization: Share = 0.85
+    kv_cache_mib: Positive = 64
+    """KV cache of a server on the CPU."""
+    bucket_mib: Positive = 512
+    """Most bytes of weights in flight at once when weights are pushed."""
+    extra_args: tuple[str, ...] = ()
+    """More arguments for the vLLM server."""
+
+
+class Fields(Section):
+    question: str | tuple[str, ...] = ()
+    """Field(s) of the problem text, joined by a blank; default: the first known name present."""
+    answer: str | None = None
+    id: str | None = None
+
+
+class Data(Section):
+    path: str
+    """Problems, .jsonl or .parquet."""
+    fields: Fields = Fields()
+    kind: str = "math"
+    """Verifier of problems that do not name one (`kind` field)."""
+    template: Literal["chat", "plain"] = "chat"
+    """chat: the tokenizer's own template; plain: `prompt_file` with {question}, for base models."""
+    prompt_file: str | None = None
+    """Text with {question}: the whole prompt (plain) or the user message (chat)."""
+    system: str | None = None
+    """System message of the chat template."""
+    limit: Positive | None = None
+    shuffle: bool = True
+
+
+class Validation(Section):
+    path: str | None = None
+    """Problems to validate on; none: no validation."""
+    every: Natural = 10
+    """Steps between validations; 0: only before the first and after the last step."""
+    limit: Positive | None = None
+    samples: Positive = 1
+    """Responses a problem; the score is their mean (avg@samples)."""
+    temperature: Annotated[float, Field(ge=0.0)] = 0.6
+
+
+class Feedback(Section):
+    workers: Positive = 1
+    """Verifier processes."""
+    timeout_s: Annotated[float, Field(gt=0)] = 10.0
+    """A verdict that takes longer: the process is killed and the verdict is `on_timeout`."""
+    memory_mib: Positive = 2048
+    """Address space that a verifier may add to what it starts with."""
+    on_timeout: Literal["wrong", "invalid"] = "wrong"
+    refine_prompt: str | None = None
+    """File with {question}, {response} and {critique}; default: our own prompt."""
+
+
+class Training(Section):
+    steps: Positive = 100
+    """Rollout steps."""
+    problems_per_step: Positive = 128
+    mini_batch_problems: Positive | None = None
+    """Problems per optimizer step; default: all of a step."""
+    micro_batch_tokens: Positive = 16384
+    """Most tokens (padding included) in one forward pass of one rank."""
+    packing: Literal["auto", "packed", "padded"] = "auto"
+    """packed: sequences joined without padding; auto: packed on CUDA, padded on the CPU."""
+    measure_refinement_gradient: bool = True
+    """Also report the gradient norm that comes from refinements (a second gradient buffer)."""
+    skip_zero_advantage: bool = True
+    """Samples without a learning signal are scored but take no part in the backward pass."""
+    max_skipped_updates: Positive = 3
+    """Updates with a NaN or infinite gradient are skipped; the run stops after this many in a
+    row."""
+    save_every: Natural = 0
+    """Steps between exports of the policy as a Hugging Face directory; the last is always
+    written."""
+    log_samples: Natural = 2
+    """Problems a step whose whole lineage goes to samples.jsonl."""
+    collective_timeout_s: Annotated[float, Field(gt=0)] = 7200.0
+    """How long ranks wait for each other (rollouts happen in between)."""
+
+    @model_validator(mode="after")
+    def _divides(self) -> Training:
+        mini = self.mini_batch_problems
+        if mini is not None and self.problems_per_step % mini:
+            raise ValueError(
+                f"training.problems_per_step={self.problems_per_step} is not a multiple of "
+                f"training.mini_batch_problems={mini}"
+            )
+        return self
+
+    @property
+    def mini_batches(self) -> int:
+        return self.problems_per_step // (self.mini_batch_problems or self.problems_per_step)
+
+
+class Wandb(Section):
+    mode: Literal["offline", "online", "disabled"] = "offline"
+    project: str = "megatron_cgrpo"
+    id: str | None = None
+
+
+class Logging(Section):
+    progress: bool = True
+    """Progress on the console."""
+    wandb: Wandb = Wandb()
+
+
+class Config(Section):
+    model: Model
+    data: Data
+    run: Run = Run()
+    parallel: Parallel = Parallel()
+    optimizer: Optimizer = Optimizer()
+    algorithm: Algorithm = Algorithm()
+    rollout: Rollout = Rollout()
+    validation: Validation = Validation()
+    feedback: Feedback = Feedback()
+    training: Training = Training()
+    logging: Logging = Logging()
+
+    @field_validator("algorithm")
+    @classmethod
+    def _known_method(cls, value: Algorithm) -> Algorithm:
+        assert value.method in METHODS
+        return value
+
+    @model_validator(mode="after")
+    def _cross_checks(self) -> Config:
+        mini = self.training.mini_batch_problems or self.training.problems_per_step
+        members = mini * self.algorithm.responses
+        if members < self.parallel.data:
+            raise ValueError(
+                f"a mini-batch of {mini} problems × {self.algorithm.responses} responses cannot be "
+                f"shared by {self.parallel.data} data-parallel ranks; raise "
+                "training.mini_batch_problems"
+            )
+        longest = self.rollout.max_prompt_tokens + self.rollout.max_response_tokens
+        context = self.model.context_length
+        if context is not None and longest > context:
+            raise ValueError(
+                f"rollout.max_prompt_tokens + max_response_tokens = {longest} exceeds "
+                f"model.context_length = {context}"
+            )
+        if self.training.micro_batch_tokens < longest:
+            raise ValueError(
+                f"training.micro_batch_tokens = {self.training.micro_batch_tokens} is less than "
+                f"one longest sequence of {longest} tokens"
+            )
+        needed = self.rollout.servers * self.rollout.tensor
+        if self.rollout.placement == "split" and not self.rollout.urls:
+            if len(self.rollout.gpus) != needed:
+                raise ValueError(
+                    f"rollout.placement=split needs rollout.gpus with {needed} GPU indices "
+                    f"(servers × tensor), got {len(self.rollout.gpus)}"
+                )
+        return self

@@ -1,0 +1,1 @@
+"""Hugging Face tensors ⇄ Megatron shards: one declarative table per model family."""

@@ -1,0 +1,1 @@
+"""The Megatron-core actor: model, scoring, training step, optimizer, export."""

@@ -1,0 +1,90 @@
+"""Everything that lets megatron-core 0.16 run without CUDA (gloo, CPU tensors), in one place.
+
+Inactive when CUDA is there: `install` and `cuda_names` then do nothing. What is adapted, and why:
+
+* `torch.cuda.current_device/synchronize`, called unconditionally all over megatron-core;
+* literals `device="cuda"` and `.cuda()` while models and optimizers are built and stepped: a
+  TorchFunctionMode that is entered only there (`cuda_names`), since it costs 1.6–1.9× on tiny
+  models when it is always on;
+* the CUDA RNG tracker, on CPU generators;
+* `schedules.py`'s `torch.zeros(..., device="cuda")`, on the hot path: a module-local `torch`.
+
+All of it is needed by releases 0.16–0.19 (read from their sources), verified with 0.16.1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+CPU = torch.device("cpu")
+
+
+class _CudaNames(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if func is torch.Tensor.cuda:
+            return args[0]
+        if func is torch.Tensor.type and len(args) == 1 and not kwargs:
+            # The optimizer sorts parameters by names such as "torch.cuda.FloatTensor".
+            return func(*args).replace("torch.", "torch.cuda.", 1)
+        device = kwargs.get("device")
+        if device is not None and torch.device(device).type == "cuda":
+            kwargs["device"] = CPU
+        return func(*args, **kwargs)
+
+
+def cuda_names() -> contextlib.AbstractContextManager[Any]:
+    """Inside, CUDA device names mean the CPU. Around model build and optimizer build and step."""
+    return contextlib.nullcontext() if torch.cuda.is_available() else _CudaNames()
+
+
+class _TorchForSchedules(types.ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    def zeros(self, *size: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
+        return torch.zeros(*size, **kwargs)
+
+
+def install() -> None:
+    """Adapt megatron-core to this machine; once per process, before anything is built."""
+    if torch.cuda.is_available() or torch.cuda.current_device is _current_device:
+        return
+    torch.cuda.current_device = _current_device
+    torch.cuda.synchronize = lambda device=None: None
+
+    from megatron.core.pipeline_parallel import schedules
+    from megatron.core.tensor_parallel import random as rng
+
+    schedules.torch = _TorchForSchedules("torch")
+    rng._get_cuda_rng_state = lambda *args, **kwargs: torch.get_rng_state()
+    rng._set_cuda_rng_state = lambda state, *args, **kwargs: torch.set_rng_state(state)
+
+    class CpuRNGStatesTracker(rng.CudaRNGStatesTracker):
+        def add(self, name, seed):
+            if seed in self.seeds_ or name in self.states_:
+                raise ValueError(f"random state {name!r} or its seed {seed} is in use")
+            self._is_initialized = True
+            self.seeds_.add(seed)
+            self.states_[name] = torch.Generator().manual_seed(seed).get_state()
+
+        @contextlib.contextmanager
+        def fork(self, name=rng._MODEL_PARALLEL_RNG_TRACKER_NAME):
+            outer = torch.get_rng_state()
+            torch.set_rng_state(self.states_[name])
+            try:
+                yield
+            finally:
+                self.states_[name] = torch.get_rng_state()
+                torch.set_rng_state(outer)
+
+    rng.CudaRNGStatesTracker = CpuRNGStatesTracker
+
+
+def _current_device() -> torch.device:
+    return CPU

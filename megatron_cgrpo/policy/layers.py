@@ -1,0 +1,122 @@
+"""Layer specs: TransformerEngine where it is installed, else Megatron's local spec with our
+norm and attention.
+
+The local `WrappedTorchNorm` refuses sequence parallelism, and the local `DotProductAttention`
+stores the score matrices and knows no packed sequences (megatron-core 0.16–0.19).
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+
+import torch
+import torch.nn.functional as F
+from megatron.core import parallel_state
+from megatron.core.models.gpt.gpt_layer_specs import (
+    get_gpt_layer_local_spec,
+    get_gpt_layer_with_transformer_engine_spec,
+)
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.transformer_block import (
+    TransformerBlockSubmodules,
+    get_num_layers_to_build,
+)
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+
+def has_transformer_engine() -> bool:
+    """TransformerEngine is installed and there is a GPU to run it."""
+    found = importlib.util.find_spec("transformer_engine") is not None
+    return found and torch.cuda.is_available()
+
+
+class RMSNorm(torch.nn.RMSNorm):
+    """torch's RMSNorm whose weight takes part in sequence parallelism's gradient reduction."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_):
+        device = None if config.use_cpu_initialization else torch.cuda.current_device()
+        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype, device=device)
+        self.weight.sequence_parallel = config.sequence_parallel
+
+
+class SdpaAttention(MegatronModule):
+    """Causal core attention on torch's scaled_dot_product_attention, padded or packed.
+
+    Padding must be on the right: causality alone keeps it away from real tokens, so no mask is
+    built and the memory-efficient kernels apply.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        layer_number: int,
+        attn_mask_type,
+        attention_type: str,
+        attention_dropout: float | None = None,
+        softmax_scale: float | None = None,
+        cp_comm_type: str | None = None,
+        pg_collection=None,
+    ):
+        super().__init__(config=config)
+        if config.context_parallel_size != 1:
+            raise ValueError("context parallelism needs TransformerEngine")
+        self.scale = softmax_scale
+        groups = pg_collection or parallel_state
+        tp = groups.tp.size() if pg_collection else groups.get_tensor_model_parallel_world_size()
+        self.width = config.kv_channels * config.num_attention_heads // tp
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        attn_mask_type=None,
+        attention_bias: torch.Tensor | None = None,
+        packed_seq_params=None,
+    ) -> torch.Tensor:
+        """[s, b, heads, d] → [s, b, heads·d]; packed: [t, heads, d] → [t, heads·d]."""
+        if packed_seq_params is None:
+            q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))
+            out = self._attend(q, k, v)
+            return out.permute(2, 0, 1, 3).reshape(query.size(0), query.size(1), self.width)
+        bounds = packed_seq_params.cu_seqlens_q.tolist()
+        parts = []
+        for start, end in zip(bounds, bounds[1:]):
+            q, k, v = (x[start:end].transpose(0, 1)[None] for x in (query, key, value))
+            parts.append(self._attend(q, k, v)[0].transpose(0, 1))
+        return torch.cat(parts).reshape(query.size(0), self.width)
+
+    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(
+            q, k, v, is_causal=True, scale=self.scale, enable_gqa=q.size(1) != k.size(1)
+        )
+
+
+def block_spec(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
+    """The decoder layers of this pipeline chunk."""
+    if has_transformer_engine():
+        layer = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm)
+        return TransformerBlockSubmodules(
+            layer_specs=[layer] * get_num_layers_to_build(config, vp_stage=vp_stage),
+            layer_norm=_te_norm(),
+        )
+    layer = copy.deepcopy(
+        get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=config.qk_layernorm)
+    )
+    layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm
+    attention = layer.submodules.self_attention.submodules
+    attention.core_attention = SdpaAttention
+    if config.qk_layernorm:
+        attention.q_layernorm = attention.k_layernorm = RMSNorm
+    return TransformerBlockSubmodules(
+        layer_specs=[layer] * get_num_layers_to_build(config, vp_stage=vp_stage),
+        layer_norm=RMSNorm,
+    )
+
+
+def _te_norm():
+    from megatron.core.extensions.transformer_engine import TENorm
+
+    return TENorm

@@ -1,0 +1,60 @@
+"""The actor at every layout against transformers: log-probs, gradients, exported tensors."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.distributed.launch import run_ranks
+from tests.tiny import FAMILIES, make_model
+
+LAYOUTS = {
+    1: [{"tp": 1, "pp": 1}, {"tp": 1, "pp": 1, "packing": "packed", "temperature": 0.6}],
+    2: [
+        {"tp": 2, "pp": 1},
+        {"tp": 2, "pp": 1, "sp": True},
+        {"tp": 1, "pp": 2, "micro": 256},
+        {"tp": 1, "pp": 1, "measure": False},
+        {"tp": 1, "pp": 1, "sharded": True},
+    ],
+    4: [
+        {"tp": 2, "pp": 2},
+        {"tp": 2, "pp": 2, "sp": True, "packing": "packed"},
+        {"tp": 1, "pp": 2, "length_norm": "sequence"},
+        {"tp": 1, "pp": 2, "vpp": 2},
+        {"tp": 1, "pp": 4},
+    ],
+}
+
+
+def _cases(world: int, models) -> list[dict]:
+    return [
+        dict(layout, world=world, family=family, tied=tied, root=str(models[family, tied]))
+        for family in FAMILIES
+        for tied in (True, False)
+        for layout in LAYOUTS[world]
+    ]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    root = tmp_path_factory.mktemp("models")
+    return {
+        (f, tied): make_model(root / f"{f}-{tied}", f, tied) for f in FAMILIES for tied in (True, False)
+    }
+
+
+@pytest.mark.parametrize("world", sorted(LAYOUTS))
+def test_actor_equals_transformers(world, models, tmp_path):
+    results = run_ranks(
+        world, "tests.distributed.equivalence_worker", {"cases": _cases(world, models)}, tmp_path
+    )
+    assert len(results) == len(FAMILIES) * 2 * len(LAYOUTS[world])
+    for r in results:
+        assert r["logprob"] <= 1e-5, r
+        assert r["grad"] <= 1e-4, r
+        assert r["export"] == 0, r
+        assert r["norm"] == pytest.approx(r["reference_norm"], rel=1e-4), r
+        # On-policy identity: scoring and training give the same bits.
+        assert r["max_log_ratio"] == 0.0 and r["clipped"] == 0, r
+        if r["case"].get("measure", True):
+            assert 0 < r["refinement_norm"] <= 10 * r["norm"], r
