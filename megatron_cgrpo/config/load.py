@@ -51,7 +51,7 @@ def apply_overrides(raw: dict[str, Any], overrides: list[str] = ()) -> dict[str,
             if not isinstance(node, dict):
                 raise ConfigError(f"override {item!r}: {part!r} is a value, not a section")
         try:
-            node[parts[-1]] = yaml.safe_load(_yaml_number(text))
+            node[parts[-1]] = yaml.safe_load(text)
         except yaml.YAMLError as e:
             raise ConfigError(f"override {item!r}: the value is not valid YAML") from e
     return out
@@ -74,14 +74,6 @@ def parse_config(raw: dict[str, Any], source: str = "configuration") -> Config:
 
 def _copy(node: Any) -> Any:
     return {k: _copy(v) for k, v in node.items()} if isinstance(node, dict) else node
-
-
-def _yaml_number(text: str) -> str:
-    """YAML 1.1 reads `1e-6` as a string; users mean the number."""
-    try:
-        return repr(float(text)) if "e" in text.lower() and "." not in text else text
-    except ValueError:
-        return text
 
 
 def _sentence(err: dict[str, Any]) -> str:

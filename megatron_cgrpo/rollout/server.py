@@ -170,16 +170,20 @@ class EngineServer:
         """End the process and its children."""
         if self.process is None:
             return
-        for sig, patience in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 5.0)):
-            try:
-                os.killpg(self.process.pid, sig)
-            except ProcessLookupError:
-                break
-            try:
-                self.process.wait(patience)
-            except subprocess.TimeoutExpired:
-                continue
+        self._signal(signal.SIGTERM)
+        try:
+            self.process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            pass
+        # The engine core is a child of its own and may outlive a killed API server.
+        self._signal(signal.SIGKILL)
         self.process.wait()
+
+    def _signal(self, sig: signal.Signals) -> None:
+        try:
+            os.killpg(self.process.pid, sig)
+        except ProcessLookupError:
+            pass
 
 
 def _die_with_parent() -> None:

@@ -1,0 +1,89 @@
+"""The `cgrpo` command."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import yaml
+
+from megatron_cgrpo import __version__
+from megatron_cgrpo.config import ConfigError, load_config
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a subcommand; returns the exit code (2 for unusable input)."""
+    parser = argparse.ArgumentParser(prog="cgrpo", description=__doc__)
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    train = commands.add_parser("train", help="train a policy")
+    train.add_argument("config", help="YAML file")
+    train.add_argument("overrides", nargs="*", metavar="key.path=value")
+    train.add_argument(
+        "--dry-run", action="store_true", help="check everything, print what would be started"
+    )
+    train.set_defaults(run=_train)
+
+    quick = commands.add_parser("quickstart", help="the paper's effect in small, on any machine")
+    quick.add_argument("--directory", default="runs/quickstart")
+    quick.add_argument("--seed", type=int, default=0)
+    quick.add_argument("--steps", type=int, default=None, help="RL steps of each method")
+    quick.set_defaults(run=_quickstart)
+
+    warm = commands.add_parser("warm-start", help="rebuild the quickstart's warm-started policy")
+    warm.add_argument("out", help="directory of the Hugging Face checkpoint to write")
+    warm.add_argument("--steps", type=int, default=None)
+    warm.add_argument("--seed", type=int, default=0)
+    warm.set_defaults(run=_warm_start)
+
+    args = parser.parse_args(argv)
+    try:
+        return args.run(args)
+    except (ConfigError, ValueError, OSError) as e:
+        print(f"error: {e}", file=sys.stderr)
+        return 2
+
+
+def _train(args: argparse.Namespace) -> int:
+    from megatron_cgrpo.training import launch
+
+    config = load_config(args.config, args.overrides)
+    if args.dry_run:
+        return _dry_run(config)
+    return launch.run(config)
+
+
+def _dry_run(config) -> int:
+    from pathlib import Path
+
+    from megatron_cgrpo.rollout.server import server_command
+    from megatron_cgrpo.training import launch
+
+    shape = launch.check_start(config)
+    context = min(config.model.context_length or shape.context, shape.context)
+    root = Path(config.run.directory).absolute() / config.run.name
+    print(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+    print("# trainer:\n" + " ".join(launch.rank_command(config, root)))
+    if not config.rollout.urls:
+        for i in range(config.rollout.servers):
+            port = config.rollout.port + i if config.rollout.port else "<free port>"
+            print(f"# engine {i}:\n" + " ".join(server_command(config, context, port)))
+    return 0
+
+
+def _quickstart(args: argparse.Namespace) -> int:
+    from megatron_cgrpo.worlds.quickstart import run_quickstart
+
+    return run_quickstart(args.directory, args.seed, args.steps)
+
+
+def _warm_start(args: argparse.Namespace) -> int:
+    from megatron_cgrpo.worlds.warm_start import launch_warm_start
+
+    return launch_warm_start(args.out, args.steps, args.seed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

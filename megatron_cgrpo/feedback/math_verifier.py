@@ -1,0 +1,149 @@
+"""Mathematical equality of a response's final answer with the gold answer.
+
+math-verify decides; our guards stand before it where it compares by float or truncates
+(math-verify 0.9.0 accepts 2 for 2 2/3 and 1/2006! for 1/2004!): plain rational numbers are
+compared exactly, and values beyond a float's reach are never handed over.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from megatron_cgrpo.types import Problem, Verdict
+
+# Longer responses are cut to their end: the final answer stands there.
+MAX_CHARACTERS = 40_000
+MAX_ANSWER = 400
+
+_THINK = re.compile(r"<think>.*?</think>", re.DOTALL)
+_MARKED = re.compile(
+    r"(?:final answer|answer)(?:\s+is)?\s*[:=]?\s*([^\n]+)", re.IGNORECASE
+)
+_NUMBER = re.compile(r"-?\$?\d[\d,]*(?:\.\d+)?(?:/\d+)?%?")
+
+
+def verify_math(problem: Problem, response: str) -> Verdict:
+    """Verdict on the last answer that the response states; `None` when the gold is unreadable."""
+    gold = problem.answer
+    answer = extract_answer(response)
+    if answer is None:
+        return Verdict(False, None, "no answer found")
+    exact_gold, exact = rational(gold), rational(answer)
+    if exact_gold is not None and exact is not None:
+        same = exact_gold == exact
+        return Verdict(same, answer, "exact comparison of rational numbers")
+    if _too_large(answer) or _too_large(gold):
+        same = _plain(answer) == _plain(gold)
+        return Verdict(same, answer, "too large to evaluate: compared as text")
+    return _library(gold, answer)
+
+
+def extract_answer(response: str) -> str | None:
+    """The last \\boxed{…} outside a closed thinking block, else an "answer is …", else the last
+    number."""
+    text = _THINK.sub(" ", response[-MAX_CHARACTERS:])
+    boxed = last_boxed(text)
+    if boxed is not None:
+        return boxed[:MAX_ANSWER]
+    marked = _MARKED.findall(text)
+    if marked:
+        candidate = marked[-1].strip().strip("*").strip().rstrip(".")
+        if candidate:
+            return candidate[:MAX_ANSWER]
+    numbers = _NUMBER.findall(text)
+    return numbers[-1] if numbers else None
+
+
+def last_boxed(text: str) -> str | None:
+    """Content of the last complete \\boxed{…} with balanced braces."""
+    at = text.rfind("\\boxed{")
+    while at >= 0:
+        depth, start = 1, at + len("\\boxed{")
+        for i in range(start, len(text)):
+            depth += {"{": 1, "}": -1}.get(text[i], 0)
+            if depth == 0:
+                return text[start:i].strip()
+        at = text.rfind("\\boxed{", 0, at)
+    return None
+
+
+_PLAIN_NUMBER = re.compile(r"-?(?:\d+|\d{1,3}(?:,\d{3})+)(?:\.\d+)?|-?\.\d+")
+_FRACTION = re.compile(r"(-?\d+)\s*/\s*(\d+)")
+_LATEX_FRACTION = re.compile(r"(-?)\\[dt]?frac\s*\{\s*(-?\d+)\s*\}\s*\{\s*(\d+)\s*\}")
+_MIXED = re.compile(r"(-?)(\d+)\s+(\d+)\s*/\s*(\d+)")
+
+
+def rational(text: str) -> Fraction | None:
+    """The value of an integer, decimal, fraction, mixed number or percentage; else None."""
+    t = _plain(text)
+    scale = Fraction(1)
+    for suffix in ("\\%", "%", " percent"):
+        if t.endswith(suffix):
+            t, scale = t.removesuffix(suffix).strip(), Fraction(1, 100)
+            break
+    if len(t) > 60:
+        return None
+    try:
+        if _PLAIN_NUMBER.fullmatch(t):
+            return Fraction(t.replace(",", "")) * scale
+        if m := _FRACTION.fullmatch(t):
+            return Fraction(int(m[1]), int(m[2])) * scale
+        if m := _LATEX_FRACTION.fullmatch(t):
+            return Fraction(int(m[2]), int(m[3])) * (-1 if m[1] else 1) * scale
+        if m := _MIXED.fullmatch(t):
+            value = int(m[2]) + Fraction(int(m[3]), int(m[4]))
+            return (-value if m[1] else value) * scale
+    except ZeroDivisionError:
+        return None
+    return None
+
+
+def _plain(text: str) -> str:
+    """Without dollar signs, outer blanks, thin spaces and a final period."""
+    t = text.strip().removeprefix("\\(").removesuffix("\\)").replace("$", "").replace("\\!", "")
+    return t.replace("\\,", "").strip().rstrip(".").strip()
+
+
+def _too_large(text: str) -> bool:
+    """Power towers, factorials and very long digit strings: evaluating them may not end, and
+    comparing them as floats is wrong."""
+    towers = len(re.findall(r"\^", text)) >= 3 or bool(re.search(r"\^\s*\{?\s*\d+\s*\^", text))
+    return towers or "!" in text.replace("\\!", "") or bool(re.search(r"\d{40}", text))
+
+
+def _library(gold: str, answer: str) -> Verdict:
+    from math_verify import parse, verify
+
+    # No time-outs inside: they use SIGALRM; the pool kills a worker that takes too long.
+    wanted = parse(f"${_plain(gold)}$", parsing_timeout=None)
+    if not wanted:
+        return Verdict(None, answer, f"the gold answer {gold[:80]!r} cannot be parsed")
+    got = parse(f"${_plain(answer)}$", parsing_timeout=None) or parse(answer, parsing_timeout=None)
+    if not got:
+        return Verdict(False, answer, "the answer cannot be parsed")
+    same = bool(verify(wanted, got, timeout_seconds=None))
+    if same and _numerically_apart(wanted, got):
+        return Verdict(False, answer, "math-verify accepted two different values")
+    return Verdict(same, answer, "math-verify")
+
+
+def _numerically_apart(wanted: list, got: list) -> bool:
+    """Whether all parsed forms of the two are numbers of clearly different value.
+
+    math-verify takes e as a free symbol in some forms and then accepts 1 − 1/e for 1 + 1/e.
+    """
+    import sympy
+
+    def values(forms: list) -> list[complex]:
+        symbols = {sympy.Symbol("e"): sympy.E, sympy.Symbol("pi"): sympy.pi}
+        numbers = []
+        for form in forms:
+            if isinstance(form, sympy.Expr):
+                value = form.subs(symbols)
+                if value.is_number:
+                    numbers.append(complex(value.evalf(30)))
+        return numbers
+
+    pairs = [(w, g) for w in values(wanted) for g in values(got)]
+    return bool(pairs) and all(abs(w - g) > 1e-6 * max(1.0, abs(w)) for w, g in pairs)

@@ -1,0 +1,41 @@
+"""A verifier process: JSON lines in, JSON lines out. Started and killed by `VerifierPool`."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+
+from megatron_cgrpo.feedback.verdicts import VERIFIERS
+from megatron_cgrpo.types import Problem
+
+
+def main(memory_mib: int, kinds: list[str]) -> None:
+    """Serve until standard input closes."""
+    replies = os.fdopen(os.dup(1), "w")
+    # A library that prints must not garble the protocol.
+    os.dup2(2, 1)
+    verifiers = {kind: VERIFIERS[kind]() for kind in kinds}
+    with open("/proc/self/statm") as f:
+        used = int(f.read().split()[0]) * resource.getpagesize()
+    cap = used + (memory_mib << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (cap, cap))
+    print("ready", file=replies, flush=True)
+    for line in sys.stdin:
+        job = json.loads(line)
+        problem = Problem(**job["problem"])
+        try:
+            v = verifiers[problem.kind](problem, job["response"])
+            reply = {"correct": v.correct, "extracted": v.extracted, "reason": v.reason}
+        except MemoryError:
+            reply = {"correct": False, "extracted": None, "reason": "out of memory"}
+        except RecursionError:
+            reply = {"correct": False, "extracted": None, "reason": "nested too deeply"}
+        except Exception as e:  # noqa: BLE001 - any input may reach a third-party parser
+            reply = {"correct": False, "extracted": None, "reason": f"{type(e).__name__}: {e}"[:200]}
+        print(json.dumps(reply), file=replies, flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2].split(","))

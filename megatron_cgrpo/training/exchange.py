@@ -1,0 +1,68 @@
+"""What rank 0 tells the other ranks: batches, errors, and whether to stop."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import fields
+
+import torch
+import torch.distributed as dist
+
+from megatron_cgrpo.algorithm.batch import Batch
+from megatron_cgrpo.policy.parallel import device
+
+
+class RankZeroFailed(RuntimeError):
+    """Rank 0 failed between two collectives; its message is repeated on the other ranks."""
+
+
+def share_batch(batch: Batch | None, error: BaseException | None = None) -> Batch:
+    """Rank 0's batch on every rank. Rank 0 passes the batch or the error that it ran into.
+
+    Raises:
+        the error on rank 0, RankZeroFailed elsewhere.
+    """
+    share_error(error)
+    columns = [f.name for f in fields(Batch)]
+    header = [None]
+    if batch is not None:
+        header = [[(getattr(batch, c).dtype, getattr(batch, c).numel()) for c in columns]]
+    dist.broadcast_object_list(header, src=0)
+    received = {}
+    for name, (dtype, size) in zip(columns, header[0]):
+        # gloo and NCCL broadcast no booleans on every release: one byte each.
+        wire = torch.uint8 if dtype == torch.bool else dtype
+        tensor = torch.empty(size, dtype=wire, device=device())
+        if batch is not None:
+            tensor.copy_(getattr(batch, name))
+        dist.broadcast(tensor, src=0)
+        received[name] = tensor.to("cpu", dtype)
+    return Batch(**received)
+
+
+def share_error(error: BaseException | None) -> None:
+    """Raise rank 0's error everywhere, so that no rank waits for one that is gone."""
+    message = [None if error is None else f"{type(error).__name__}: {error}"]
+    dist.broadcast_object_list(message, src=0)
+    if error is not None:
+        raise error
+    if message[0] is not None:
+        raise RankZeroFailed(message[0])
+
+
+class StopSignal:
+    """SIGINT and SIGTERM ask for a stop after the current step; all ranks agree on it."""
+
+    def __init__(self) -> None:
+        self._asked = False
+        for sig in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(sig, self._ask)
+
+    def _ask(self, signum, frame) -> None:
+        self._asked = True
+
+    def agreed(self) -> bool:
+        """Whether any rank was asked to stop. Collective."""
+        flag = torch.tensor([int(self._asked)], device=device())
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+        return bool(flag.item())

@@ -1,0 +1,114 @@
+"""Starting the trainer's ranks on this machine through torchrun."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from megatron_cgrpo.config.checks import check_disk, check_model, parameter_count
+from megatron_cgrpo.config.schema import Config
+from megatron_cgrpo.conversion.shape import ModelShape
+from megatron_cgrpo.training.logger import prepare_run_directory
+
+# A step may take long, and a stop waits for its end; a second signal does not.
+SHUTDOWN_TIMEOUT_S = 24 * 3600
+
+
+def rank_command(config: Config, root: Path) -> list[str]:
+    """The torchrun command of a run."""
+    return [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={config.parallel.world_size}",
+        f"--shutdown-timeout={SHUTDOWN_TIMEOUT_S}",
+        "-m",
+        "megatron_cgrpo.training.worker",
+        str(root),
+    ]
+
+
+def rank_environment(config: Config) -> dict[str, str]:
+    """Environment of the ranks."""
+    env = dict(os.environ)
+    if config.rollout.placement == "cpu":
+        cores = os.cpu_count() or 1
+        env.setdefault("OMP_NUM_THREADS", str(max(1, cores // config.parallel.world_size)))
+        # megatron-core compiles fused helpers at import, which costs more than it gives here.
+        env.setdefault("TORCH_COMPILE_DISABLE", "1")
+    env.setdefault("TORCHELASTIC_ERROR_FILE", os.devnull)
+    env.setdefault("PYTHONWARNINGS", "ignore")
+    # torchrun's agent logs tracebacks of its own about workers that have told their error.
+    env.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    return env
+
+
+def check_start(config: Config) -> ModelShape:
+    """Everything that can be refused before a process is started."""
+    return ModelShape.from_hf(check_model(config))
+
+
+def run(config: Config) -> int:
+    """Train in child processes; returns their exit code (0: all steps done or stopped cleanly).
+
+    The first Ctrl-C or SIGTERM asks for a stop after the current step, the second kills.
+
+    Raises:
+        ConfigError: before anything is started.
+    """
+    check_start(config)
+    root = prepare_run_directory(config)
+    width = 4 if config.model.dtype == "float32" else 2
+    check_disk(root, parameter_count(check_model(config)) * width + (64 << 20))
+    child = subprocess.Popen(
+        rank_command(config, root),
+        env=rank_environment(config),
+        start_new_session=True,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    )
+    signals = 0
+
+    def forward(signum, frame) -> None:
+        nonlocal signals
+        signals += 1
+        if signals == 1:
+            print("stopping after this step (again: at once)", file=sys.stderr, flush=True)
+            # The agent passes it to every rank and waits for them.
+            child.send_signal(signal.SIGTERM)
+        else:
+            os.killpg(child.pid, signal.SIGKILL)
+
+    previous = {s: signal.signal(s, forward) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        _relay(child, root)
+        code = child.wait()
+    finally:
+        for s, handler in previous.items():
+            signal.signal(s, handler)
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
+    stopped = signals == 1 and (root / "checkpoints").exists()
+    return 0 if stopped else code
+
+
+def _relay(child: subprocess.Popen, root: Path) -> None:
+    """Keep the ranks' standard error in the run directory; show what users can act on."""
+    show = False
+    with open(root / "stderr.log", "w", encoding="utf-8") as log:
+        for line in child.stderr:
+            log.write(line)
+            log.flush()
+            # torchrun's own report of failed workers repeats what they said.
+            if line.startswith(("error: ", "Traceback (most recent call last)")):
+                show = True
+            elif "torch/distributed/elastic" in line or line.startswith(("W1", "E1", "I1")):
+                show = False
+            if show:
+                sys.stderr.write(line)
+                sys.stderr.flush()

@@ -1,0 +1,230 @@
+"""Critique-GRPO training: the loop on every rank."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch.distributed as dist
+
+from megatron_cgrpo.algorithm.batch import Batch, build_batch
+from megatron_cgrpo.config.checks import check_model
+from megatron_cgrpo.config.schema import Config
+from megatron_cgrpo.conversion.safetensors_io import HFCheckpoint, write_hf
+from megatron_cgrpo.conversion.shape import ModelShape
+from megatron_cgrpo.policy.parallel import initialize, shutdown
+from megatron_cgrpo.training.controller import Controller
+from megatron_cgrpo.training.exchange import StopSignal, share_batch, share_error
+from megatron_cgrpo.training.logger import RunLogger, step_line
+from megatron_cgrpo.training.metrics import lineages, rollout_metrics, update_metrics
+
+
+def train(config: Config, root: Path) -> None:
+    """Run the whole training of `config` in the run directory `root`; on every rank."""
+    with Session(config, root) as s:
+        s.validate(step=0)
+        for step in range(1, config.training.steps + 1):
+            with s.timed("rollout_s"):
+                batch = s.rollout(step)
+            with s.fleet_asleep():
+                micro_batches = s.actor.prepare(batch, config.training.mini_batches)
+                with s.timed("score_s"):
+                    scores = s.actor.score(micro_batches)
+                with s.timed("train_s"):
+                    updates = [s.actor.train(part) for part in micro_batches]
+            if any(u.applied for u in updates):
+                with s.timed("push_s"):
+                    s.push_weights()
+            s.report(step, update_metrics(scores, updates))
+            stop = s.stop.agreed()
+            s.validate(step, last=stop or step == config.training.steps)
+            s.save(step, last=stop or step == config.training.steps)
+            if stop:
+                break
+
+
+class Session:
+    """Everything that lives as long as a run: groups of ranks, actor, engines, logs."""
+
+    def __init__(self, config: Config, root: Path) -> None:
+        self.config, self.root = config, root
+        self.stop = StopSignal()
+        self.version = 0
+        self._times: dict[str, float] = {}
+        self._groups_metrics: dict[str, float] = {}
+        self._push: dict[str, float] = {}
+        self._step_start = time.perf_counter()
+        self.logger: RunLogger | None = None
+        self.controller: Controller | None = None
+
+    def __enter__(self) -> Session:
+        config, t = self.config, self.config.training
+        hf = check_model(config)
+        shape = ModelShape.from_hf(hf)
+        context = min(config.model.context_length or shape.context, shape.context)
+        initialize(config.parallel, config.run.seed, t.collective_timeout_s)
+        try:
+            self._on_rank_zero(lambda: self._start_controller(context))
+            # Imported late: Megatron and vLLM load while the servers start.
+            from megatron_cgrpo.policy.actor import MegatronActor
+            from megatron_cgrpo.rollout.weight_sync import WeightSync
+
+            checkpoint = HFCheckpoint(config.model.path)
+            self.actor = MegatronActor(config, shape, checkpoint)
+            self._on_rank_zero(lambda: self.controller.wait_ready())
+            fleet = self.controller.fleet if self.controller else None
+            self.sync = WeightSync(config, self.actor.model, fleet)
+        except BaseException:
+            self._close()
+            raise
+        self._step_start = time.perf_counter()
+        return self
+
+    def __exit__(self, kind, error, trace) -> None:
+        try:
+            self.sync.close()
+        finally:
+            self._close()
+        if error is None:
+            shutdown()
+
+    def _start_controller(self, context: int) -> None:
+        self.logger = RunLogger(self.config, self.root)
+        self.controller = Controller(self.config, context, self.logger)
+
+    def _close(self) -> None:
+        if self.controller is not None:
+            self.controller.close()
+        if self.logger is not None:
+            self.logger.close()
+
+    def _on_rank_zero(self, action: Callable[[], None]) -> None:
+        """Run `action` on rank 0; its error is raised on every rank."""
+        error: Exception | None = None
+        if dist.get_rank() == 0:
+            try:
+                action()
+            except Exception as e:  # noqa: BLE001 - passed on to all ranks
+                error = e
+        share_error(error)
+
+    # --------------------------------------------------------------- the steps
+
+    def rollout(self, step: int) -> Batch:
+        """This step's batch, on every rank."""
+        batch, error = None, None
+        if self.controller is not None:
+            try:
+                groups, counts = self.controller.rollout(step)
+                config = self.config
+                batch = build_batch(
+                    groups,
+                    config.algorithm,
+                    config.training.mini_batches,
+                    config.rollout.max_response_tokens,
+                )
+                self._groups_metrics = rollout_metrics(groups, counts)
+                self._groups_metrics["tokens/generated"] = (
+                    counts.generated_tokens + counts.refinement_tokens
+                )
+                seconds = counts.refine_seconds
+                self._groups_metrics["time/refine_group_s"] = sum(seconds) / max(len(seconds), 1)
+                self.logger.samples(lineages(step, groups, config.training.log_samples))
+            except Exception as e:  # noqa: BLE001 - passed on to all ranks
+                error = e
+        return share_batch(batch, error)
+
+    def fleet_asleep(self) -> contextlib.AbstractContextManager:
+        """Colocated engines give their GPU memory to training inside."""
+        if self.controller is None:
+            return contextlib.nullcontext()
+        return self.controller.fleet.asleep()
+
+    def push_weights(self) -> None:
+        """Bring the engines to the new weights."""
+        self.version += 1
+        self._push = self.sync.push(self.version)
+
+    def report(self, step: int, values: dict[str, float]) -> None:
+        """Write this step's metrics."""
+        if self.logger is None:
+            return
+        now = time.perf_counter()
+        self._times["step_s"], self._step_start = now - self._step_start, now
+        row = {**self._groups_metrics, **values}
+        row |= {f"time/{k}": round(v, 4) for k, v in self._times.items()}
+        row["push/gib_per_s"] = self._push.get("gib_per_s", 0.0)
+        row["push/mib"] = self._push.get("bytes", 0) / 2**20
+        rollout = self._times.get("rollout_s", 0.0)
+        trained = self._times.get("score_s", 0.0) + self._times.get("train_s", 0.0)
+        row["throughput/rollout_tokens_per_s"] = row["tokens/generated"] / max(rollout, 1e-9)
+        row["throughput/trainer_tokens_per_s"] = row["tokens/scored"] / max(trained, 1e-9)
+        fleet = self.controller.fleet
+        row |= {
+            "weight_version": self.version,
+            "engine/lost_requests": fleet.lost,
+            "engine/restarts": fleet.restarts,
+            "verifier/killed": self.controller.killed_verifiers,
+        }
+        self._times = {}
+        self.logger.step(step, row)
+        self.logger.say(step_line(step, self.config.training.steps, row))
+
+    def validate(self, step: int, last: bool = False) -> None:
+        """Score the validation problems at step 0, every N steps and at the end."""
+        every = self.config.validation.every
+        if not (step == 0 or last or (every and step % every == 0)):
+            return
+        self._on_rank_zero(lambda: self._validate(step))
+        self._step_start = time.perf_counter()
+
+    def _validate(self, step: int) -> None:
+        score = self.controller.validate()
+        if score is not None:
+            self.logger.step(step, {"validation/accuracy": score})
+            self.logger.say(f"step {step:>4}  validation accuracy {score:.3f}")
+
+    def save(self, step: int, last: bool = False) -> None:
+        """Export the policy as a Hugging Face directory every N steps and at the end.
+
+        A periodic export that fails (full disk) is reported and the run goes on; the last one
+        raises. A failed export leaves nothing that looks complete.
+        """
+        every = self.config.training.save_every
+        if not (last or (every and step % every == 0)):
+            return
+        error = self._export(step)
+        if error is not None and not last:
+            self.logger.say(f"[bold red]export of step {step} failed: {error}[/]")
+            error = None
+        share_error(error)
+
+    def _export(self, step: int) -> OSError | None:
+        from megatron_cgrpo.policy.export import stream_hf
+
+        tensors = stream_hf(self.actor.model)
+        if dist.get_rank() != 0:
+            for _ in tensors:
+                pass
+            return None
+        model = Path(self.config.model.path)
+        sources = [model, Path(self.config.model.tokenizer or model)]
+        target = self.root / "checkpoints" / f"step_{step:06d}"
+        try:
+            write_hf(target, tensors, sources)
+            return None
+        except OSError as e:
+            return e
+        finally:
+            # The other ranks are in the stream's collectives whatever happened here.
+            for _ in tensors:
+                pass
+
+    @contextlib.contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self._times[name] = self._times.get(name, 0.0) + time.perf_counter() - start
+

@@ -1,0 +1,42 @@
+"""Entry point of a trainer rank: `python -m megatron_cgrpo.training.worker RUN_DIRECTORY`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import traceback
+import warnings
+from pathlib import Path
+
+USER_ERRORS = ("ConfigError", "DataError", "EngineError", "NonFiniteGradient", "RankZeroFailed")
+
+
+def main() -> int:
+    """Train; returns the exit code. Errors that a user can act on are told without a traceback."""
+    warnings.filterwarnings("ignore")
+    logging.getLogger("vllm").setLevel(logging.WARNING)
+    from megatron_cgrpo.config import load_config
+    from megatron_cgrpo.training.loop import train
+
+    root = Path(sys.argv[1])
+    try:
+        train(load_config(root / "config.yaml"), root)
+    except Exception as e:  # noqa: BLE001 - the process ends here
+        kind = type(e).__name__
+        if kind == "RankZeroFailed":
+            return 1
+        if kind in USER_ERRORS or isinstance(e, (OSError, ValueError)):
+            print(f"error: {e}", file=sys.stderr, flush=True)
+        else:
+            traceback.print_exc()
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # After an error the other ranks may be gone: do not wait for them in destructors.
+    os._exit(code)
