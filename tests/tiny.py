@@ -71,7 +71,7 @@ def make_tokenizer(root: Path) -> None:
     tokenizer.save(str(root / "tokenizer.json"))
     template = (
         "{% for m in messages %}<user>{{ m.content }}{% endfor %}"
-        "{% if add_generation_prompt %}\n{% endif %}"
+        "{% if add_generation_prompt %}:{% endif %}"
     )
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",

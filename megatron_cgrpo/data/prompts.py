@@ -108,7 +108,7 @@ def fill(template: str, **values: str) -> str:
 
 def _template(path: str | Path, names: tuple[str, ...]) -> str:
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8").rstrip("\n")
     except OSError as e:
         raise ConfigError(f"cannot read the prompt file {path}: {e.strerror}") from e
     for name in names:

@@ -24,8 +24,13 @@ _NUMBER = re.compile(r"-?\$?\d[\d,]*(?:\.\d+)?(?:/\d+)?%?")
 
 
 def verify_math(problem: Problem, response: str) -> Verdict:
-    """Verdict on the last answer that the response states; `None` when the gold is unreadable."""
+    """Verdict on the last answer that the response states; `None` when the gold is empty or unreadable.
+
+    Text that math-verify reads as no formula ("east") is compared as text by it.
+    """
     gold = problem.answer
+    if not gold.strip():
+        return Verdict(None, None, "the gold answer is empty")
     answer = extract_answer(response)
     if answer is None:
         return Verdict(False, None, "no answer found")
@@ -71,6 +76,8 @@ def last_boxed(text: str) -> str | None:
 _PLAIN_NUMBER = re.compile(r"-?(?:\d+|\d{1,3}(?:,\d{3})+)(?:\.\d+)?|-?\.\d+")
 _FRACTION = re.compile(r"(-?\d+)\s*/\s*(\d+)")
 _LATEX_FRACTION = re.compile(r"(-?)\\[dt]?frac\s*\{\s*(-?\d+)\s*\}\s*\{\s*(\d+)\s*\}")
+# math-verify 0.9.0 stops parsing at \mathrm{e} and then compares what stands before it.
+_UPRIGHT = re.compile(r"\\(?:mathrm|operatorname)\s*\{\s*([a-zA-Z])\s*\}")
 _MIXED = re.compile(r"(-?)(\d+)\s+(\d+)\s*/\s*(\d+)")
 
 
@@ -100,7 +107,8 @@ def rational(text: str) -> Fraction | None:
 
 
 def _plain(text: str) -> str:
-    """Without dollar signs, outer blanks, thin spaces and a final period."""
+    """Without dollar signs, outer blanks, thin spaces, a final period, and upright letters."""
+    text = _UPRIGHT.sub(r"\1", text)
     t = text.strip().removeprefix("\\(").removesuffix("\\)").replace("$", "").replace("\\!", "")
     return t.replace("\\,", "").strip().rstrip(".").strip()
 

@@ -1,0 +1,94 @@
+"""Configuration: refusals name the mistake; every documented option changes what it says."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from megatron_cgrpo.config import ConfigError, apply_overrides, load_config, parse_config
+from megatron_cgrpo.config.presets import METHODS
+
+BASE = {"model": {"path": "m"}, "data": {"path": "d.jsonl"}}
+
+
+def config(**sections):
+    return parse_config({**BASE, **sections})
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        ({"algorithm": {"gama": 0.2}}, "did you mean 'algorithm.gamma'"),
+        ({"trainig": {}}, "did you mean 'training'"),
+        ({"data": {"path": "x", "fields": {"qestion": "q"}}}, "data.fields.question"),
+        ({"algorithm": {"responses": 4, "refinements": 4}}, "must be smaller"),
+        ({"algorithm": {"method": "ppo"}}, "algorithm.method"),
+        ({"algorithm": {"method": "grpo", "trigger": "always"}}, "no refinements"),
+        ({"algorithm": {"method": "resample", "critique": "cot"}}, "critique=none"),
+        ({"parallel": {"world_size": 3, "tensor": 2}}, "not a multiple"),
+        ({"parallel": {"sequence_parallel": True}}, "tensor ≥ 2"),
+        ({"parallel": {"virtual_pipeline": 2}}, "pipeline ≥ 2"),
+        ({"training": {"problems_per_step": 10, "mini_batch_problems": 4}}, "not a multiple"),
+        ({"training": {"micro_batch_tokens": 100}}, "less than one longest sequence"),
+        ({"rollout": {"temperature": 0}}, "rollout.temperature"),
+        ({"rollout": {"placement": "split"}}, "rollout.gpus"),
+        ({"model": {"path": "m", "context_length": 100}}, "exceeds"),
+        (
+            {
+                "parallel": {"world_size": 64},
+                "training": {"problems_per_step": 4},
+                "algorithm": {"responses": 8},
+            },
+            "cannot be shared",
+        ),
+    ],
+)
+def test_mistakes_are_named(raw, expected):
+    with pytest.raises(ConfigError) as e:
+        parse_config({**BASE, **raw})
+    assert expected in str(e.value)
+    assert "\n" not in str(e.value)
+
+
+def test_overrides_are_typed_and_nested(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text(yaml.safe_dump(BASE))
+    c = load_config(
+        path,
+        ["algorithm.gamma=0.5", "optimizer.lr=3e-6", "algorithm.trigger={below: 0.5}", "run.name=x"],
+    )
+    assert (c.algorithm.gamma, c.optimizer.lr, c.run.name) == (0.5, 3e-6, "x")
+    assert c.algorithm.trigger.below == 0.5
+    with pytest.raises(ConfigError, match="key.path=value"):
+        apply_overrides(BASE, ["gamma"])
+    with pytest.raises(ConfigError, match="is a value"):
+        apply_overrides(BASE, ["model.path.x=1"])
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(ConfigError, match="cannot read"):
+        load_config(tmp_path / "none.yaml")
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("a: [1")
+    with pytest.raises(ConfigError, match="not valid YAML"):
+        load_config(bad)
+    bad.write_text("- 1")
+    with pytest.raises(ConfigError, match="mapping"):
+        load_config(bad)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_presets_fill_only_what_is_left_out(method):
+    c = config(algorithm={"method": method})
+    for key, value in METHODS[method].items():
+        assert getattr(c.algorithm, key) == value
+    assert config(algorithm={"method": method, "gamma": 0.3}).algorithm.gamma == 0.3
+    changed = config(algorithm={"method": method, "normalize_std": True, "length_norm": "token"})
+    assert changed.algorithm.normalize_std and changed.algorithm.length_norm == "token"
+
+
+def test_resolved_configuration_reads_back_the_same(tmp_path):
+    c = config(algorithm={"trigger": {"below": 0.25}}, rollout={"urls": ["http://a:1"]})
+    path = tmp_path / "resolved.yaml"
+    path.write_text(yaml.safe_dump(c.model_dump(mode="json")))
+    assert load_config(path) == c

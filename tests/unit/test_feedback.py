@@ -1,0 +1,160 @@
+"""Verdicts, the killable pool, and the rule-based critics."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+
+import pytest
+
+from megatron_cgrpo.config.errors import ConfigError
+from megatron_cgrpo.config.schema import Feedback
+from megatron_cgrpo.feedback.critics import make_critic
+from megatron_cgrpo.feedback.math_verifier import extract_answer, last_boxed, rational, verify_math
+from megatron_cgrpo.feedback.pool import VerifierPool
+from megatron_cgrpo.types import Completion, Problem, Sample, Verdict
+
+
+def problem(answer: str, kind: str = "math") -> Problem:
+    return Problem("p", ({"role": "user", "content": "q"},), answer, kind)
+
+
+RIGHT = [
+    ("5", r"so \boxed{5}"),
+    ("18", "Q: What?\nA: a + b = 18"),
+    ("18", r"\boxed{3} no wait, \boxed{18}"),
+    ("27", r"\boxed{27.0}"),
+    ("1018", r"\boxed{1,018}"),
+    (r"\frac{1}{2}", r"\boxed{50\%}"),
+    (r"28\%", r"\boxed{28 percent}"),
+    ("5/4", r"\boxed{1 1/4}"),
+    ("0.5", r"\boxed{\frac{1}{2}}"),
+    (r"\left( 3, \frac{\pi}{2} \right)", r"\boxed{(3, \frac{\pi}{2})}"),
+    ("2\\sqrt{3}", r"\boxed{\sqrt{12}}"),
+    ("7", r"<think>\boxed{9}</think> The answer is 7."),
+    (r"\frac{1}{2004!}", r"\boxed{\frac{1}{2004!}}"),
+]
+WRONG = [
+    ("5", r"\boxed{6}"),
+    ("5", "no number at all"),
+    ("5", ""),
+    (r"\frac{1}{2004!}", r"\boxed{\frac{1}{2006!}}"),
+    (r"1 - \frac{1}{\mathrm{e}}", r"\boxed{1 + \frac{1}{\mathrm{e}}}"),
+    ("0.0000001", r"\boxed{0.0000002}"),
+    ("2", r"\boxed{2 2/3}"),
+    ("5", r"\boxed{10^{10^{10^{10}}}}"),
+    (r"\frac{63}{400}", r"\boxed{\frac{64}{400}}"),
+    ("12:00", r"\boxed{1:00}"),
+    ("1" * 50, r"\boxed{" + "1" * 49 + "2}"),
+    ("3", r"<think>\boxed{3}</think> The answer is 4."),
+]
+
+
+@pytest.mark.parametrize(("gold", "response"), RIGHT)
+def test_right_answers(gold, response):
+    assert verify_math(problem(gold), response).correct is True
+
+
+@pytest.mark.parametrize(("gold", "response"), WRONG)
+def test_wrong_answers(gold, response):
+    assert verify_math(problem(gold), response).correct is False
+
+
+def test_empty_gold_is_not_scored():
+    v = verify_math(problem(" "), r"\boxed{x+1}")
+    assert v.correct is None and "gold" in v.reason
+
+
+def test_extraction():
+    assert last_boxed(r"\boxed{\frac{1}{2}} and \boxed{a") == r"\frac{1}{2}"
+    assert extract_answer("**Final answer: 12**") == "12"
+    assert extract_answer("x" * 100_000) is None
+    assert rational("1,234.5") == 1234.5 and rational("1/0") is None and rational("x") is None
+
+
+def grade(jobs, **options):
+    """Grade (problem, response) pairs at once; returns verdicts, pool, seconds."""
+
+    async def main():
+        pool = VerifierPool(Feedback(**options), {"math", "chain"})
+        try:
+            await pool.grade(problem("1"), "1")
+            start = time.perf_counter()
+            verdicts = await asyncio.gather(*(pool.grade(p, r) for p, r in jobs))
+            return verdicts, pool.killed, time.perf_counter() - start
+        finally:
+            await pool.close()
+
+    return asyncio.run(main())
+
+
+DEGENERATE = ["9" * 100_000, "(" * 20_000 + r"\boxed{" + "(" * 390, "\\log" * 5000 + r"\boxed{\log\log x}"]
+
+
+def test_degenerate_text_returns_within_the_cap():
+    jobs = [(problem("5"), r) for r in DEGENERATE] + [(problem("5"), r"\boxed{5}")]
+    verdicts, _, seconds = grade(jobs, timeout_s=5.0)
+    assert [v.correct for v in verdicts] == [False] * len(DEGENERATE) + [True]
+    assert seconds < 5.0 * len(jobs)
+
+
+@pytest.mark.parametrize(("policy", "wanted"), [("wrong", False), ("invalid", None)])
+def test_hung_verifier_is_killed_and_the_next_job_runs(policy, wanted, monkeypatch):
+    async def main():
+        pool = VerifierPool(Feedback(timeout_s=1.0, on_timeout=policy), {"math"})
+        try:
+            await pool.grade(problem("1"), "1")
+            (worker,) = pool._all
+            os.kill(worker.pid, signal.SIGSTOP)
+            start = time.perf_counter()
+            first = await pool.grade(problem("5"), "5")
+            seconds = time.perf_counter() - start
+            second = await pool.grade(problem("5"), "5")
+            return first, seconds, second, pool.killed
+        finally:
+            await pool.close()
+
+    first, seconds, second, killed = asyncio.run(main())
+    assert first.correct is wanted and "over 1.0 s" in first.reason
+    assert seconds < 3 and second.correct is True and killed == 1
+
+
+def test_killed_verifier_is_replaced():
+    async def main():
+        pool = VerifierPool(Feedback(), {"math"})
+        try:
+            await pool.grade(problem("1"), "1")
+            (worker,) = pool._all
+            os.kill(worker.pid, signal.SIGKILL)
+            lost = await pool.grade(problem("5"), "5")
+            return lost, await pool.grade(problem("5"), "5"), pool.killed
+        finally:
+            await pool.close()
+
+    lost, after, killed = asyncio.run(main())
+    assert lost.correct is False and "died" in lost.reason
+    assert after.correct is True and killed == 1
+
+
+def test_unknown_kind_is_refused_at_start():
+    with pytest.raises(ConfigError, match="no verifier"):
+        VerifierPool(Feedback(), {"poetry"})
+
+
+def sample(text: str, correct: bool) -> Sample:
+    completion = Completion((1,), (2,), (-0.1,), text, "stop", (0,))
+    return Sample("p", "initial", completion, Verdict(correct))
+
+
+def test_indicative_critics():
+    plain, truth = make_critic("indicative", {"math"}), make_critic("indicative_gt", {"math"})
+    wrong = asyncio.run(plain(problem("42"), sample("x", False)))
+    assert wrong.says_correct is False and "42" not in wrong.text
+    told = asyncio.run(truth(problem("42"), sample("x", False)))
+    assert "42" in told.text and told.kind == "indicative_gt"
+    assert asyncio.run(plain(problem("42"), sample("x", True))).says_correct is True
+    assert make_critic("none", {"math"}) is None
+    with pytest.raises(ConfigError, match="step-by-step critic"):
+        make_critic("cot", {"math", "chain"})
