@@ -45,7 +45,14 @@ setup(
         # `apex` on PyPI is something else.
         "gpu": ["vllm==0.32.0", "transformer-engine[pytorch]>=2.8"],
         "launch": ["nemo-run==0.11.1"],
-        "dev": ["pytest>=8", "hypothesis>=6", "ruff>=0.14", "import-linter>=2", "gguf", "accelerate"],
+        "dev": [
+            "pytest>=8",
+            "hypothesis>=6",
+            "ruff>=0.14",
+            "import-linter>=2",
+            "gguf",
+            "accelerate",
+        ],
     },
     entry_points={
         "console_scripts": ["cgrpo = megatron_cgrpo.cli:main"],

@@ -41,4 +41,6 @@ def select_refinements(candidates: Sequence[Sample], options: Algorithm, seed: s
     rng = random.Random(seed)
     rng.shuffle(pool)
     pool.sort(key=lambda s: not s.verdict.correct)
-    return sorted(pool[: options.refinements], key=lambda s: s.parent if s.parent is not None else 0)
+    return sorted(
+        pool[: options.refinements], key=lambda s: s.parent if s.parent is not None else 0
+    )

@@ -177,6 +177,8 @@ class Rollout(Section):
     max_refinement_prompt_tokens: Positive | None = None
     """Limit of (problem, response, critique); the response is shortened from its middle to fit.
     Default: context length − max_response_tokens."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a response, beside the end-of-sequence token (base models)."""
     concurrency: Positive = 64
     """Requests in flight per server."""
     request_timeout_s: Annotated[float, Field(gt=0)] = 1800.0
@@ -335,10 +337,10 @@ class Config(Section):
                 f"one longest sequence of {longest} tokens"
             )
         needed = self.rollout.servers * self.rollout.tensor
-        if self.rollout.placement == "split" and not self.rollout.urls:
-            if len(self.rollout.gpus) != needed:
-                raise ValueError(
-                    f"rollout.placement=split needs rollout.gpus with {needed} GPU indices "
-                    f"(servers × tensor), got {len(self.rollout.gpus)}"
-                )
+        own_gpus = self.rollout.placement == "split" and not self.rollout.urls
+        if own_gpus and len(self.rollout.gpus) != needed:
+            raise ValueError(
+                f"rollout.placement=split needs rollout.gpus with {needed} GPU indices "
+                f"(servers × tensor), got {len(self.rollout.gpus)}"
+            )
         return self

@@ -53,9 +53,7 @@ class HFCheckpoint:
                     raise ValueError(f"{index} names {name} in {file}, which does not hold it")
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {
-            n: tuple(self._open[p].get_slice(n).get_shape()) for n, p in self._where.items()
-        }
+        return {n: tuple(self._open[p].get_slice(n).get_shape()) for n, p in self._where.items()}
 
     def get(self, name: str) -> torch.Tensor:
         return self._open[self._where[name]].get_tensor(name)

@@ -127,7 +127,7 @@ def normalize_answer(answer: Any) -> str:
     if isinstance(answer, float) and answer.is_integer():
         return str(int(answer))
     text = str(answer).strip()
-    head, mark, tail = text.rpartition("####")
+    _, mark, tail = text.rpartition("####")
     if mark:
         text = tail.strip().replace(",", "")
     return text

@@ -74,9 +74,7 @@ class PromptBuilder:
         return self._refinement(problem, cut, critique), True
 
     def _refinement(self, problem: Problem, response: str, critique: str) -> tuple[int, ...]:
-        text = fill(
-            self._refine, question=problem.question, response=response, critique=critique
-        )
+        text = fill(self._refine, question=problem.question, response=response, critique=critique)
         messages = [dict(m) for m in problem.messages[:-1]]
         return self._render([*messages, {"role": "user", "content": text}])
 

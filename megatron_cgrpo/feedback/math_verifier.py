@@ -17,14 +17,12 @@ MAX_CHARACTERS = 40_000
 MAX_ANSWER = 400
 
 _THINK = re.compile(r"<think>.*?</think>", re.DOTALL)
-_MARKED = re.compile(
-    r"(?:final answer|answer)(?:\s+is)?\s*[:=]?\s*([^\n]+)", re.IGNORECASE
-)
+_MARKED = re.compile(r"(?:final answer|answer)(?:\s+is)?\s*[:=]?\s*([^\n]+)", re.IGNORECASE)
 _NUMBER = re.compile(r"-?\$?\d[\d,]*(?:\.\d+)?(?:/\d+)?%?")
 
 
 def verify_math(problem: Problem, response: str) -> Verdict:
-    """Verdict on the last answer that the response states; `None` when the gold is empty or unreadable.
+    """Verdict on the last answer that the response states; `None` when there is no readable gold.
 
     Text that math-verify reads as no formula ("east") is compared as text by it.
     """

@@ -32,8 +32,12 @@ def main(memory_mib: int, kinds: list[str]) -> None:
             reply = {"correct": False, "extracted": None, "reason": "out of memory"}
         except RecursionError:
             reply = {"correct": False, "extracted": None, "reason": "nested too deeply"}
-        except Exception as e:  # noqa: BLE001 - any input may reach a third-party parser
-            reply = {"correct": False, "extracted": None, "reason": f"{type(e).__name__}: {e}"[:200]}
+        except Exception as e:
+            reply = {
+                "correct": False,
+                "extracted": None,
+                "reason": f"{type(e).__name__}: {e}"[:200],
+            }
         print(json.dumps(reply), file=replies, flush=True)
 
 

@@ -195,4 +195,3 @@ def _scale_rope(chunk: GPTModel, shape: ModelShape) -> None:
     )
     smooth = ((original / wavelength - low) / (high - low)).clamp(0.0, 1.0)
     rope.inv_freq = (1 - smooth) * inv / s["factor"] + smooth * inv
-

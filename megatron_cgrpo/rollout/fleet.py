@@ -134,6 +134,7 @@ class EngineFleet:
             "seed": seed,
             "logprobs": 0,
             "return_token_ids": True,
+            "stop": list(self.config.rollout.stop),
         }
         error = "no server is ready"
         async with self._slots:
@@ -235,7 +236,9 @@ class EngineFleet:
 
     # ------------------------------------------------------------ control routes
 
-    def control(self, path: str, body: Any = None, servers: list[EngineServer] | None = None) -> None:
+    def control(
+        self, path: str, body: Any = None, servers: list[EngineServer] | None = None
+    ) -> None:
         """POST to a control route of all servers (or the given ones) at the same time.
 
         Raises:

@@ -165,8 +165,7 @@ class RolloutPipeline:
     ) -> list[Sample]:
         verdicts = await asyncio.gather(*(self._pool.grade(problem, c.text) for c in completions))
         return [
-            Sample(problem.id, role, c, v, critique, parent)
-            for c, v in zip(completions, verdicts)
+            Sample(problem.id, role, c, v, critique, parent) for c, v in zip(completions, verdicts)
         ]
 
     async def validate(

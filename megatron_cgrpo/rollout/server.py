@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import signal
 import socket
@@ -52,7 +53,7 @@ def server_command(config: Config, model_context: int, port: int) -> list[str]:
         "--logprobs-mode": "processed_logprobs",
         "--generation-config": "vllm",
         "--middleware": "megatron_cgrpo.rollout.middleware.TokenGuard",
-        "--weight-transfer-config": '{"backend": "%s"}' % BACKENDS[r.placement],
+        "--weight-transfer-config": json.dumps({"backend": BACKENDS[r.placement]}),
     }
     flags = ["--disable-uvicorn-access-log"]
     if on_cpu:

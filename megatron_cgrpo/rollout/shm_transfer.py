@@ -146,7 +146,7 @@ class ShmTrainerWeightTransferEngine(TrainerWeightTransferEngine[ShmTrainerInitI
             for bucket in buckets:
                 self.client.update_weights(bucket)
             self.client.finish_weight_update()
-        except Exception as e:  # noqa: BLE001 - re-raised once the collectives are through
+        except Exception as e:
             error = e
         for _ in buckets:
             pass

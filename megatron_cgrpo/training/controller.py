@@ -117,7 +117,7 @@ def load_tokenizer(config: Config):
     source = Path(config.model.tokenizer or config.model.path)
     try:
         return AutoTokenizer.from_pretrained(source, local_files_only=True)
-    except Exception as e:  # noqa: BLE001 - transformers raises many kinds
+    except Exception as e:
         raise ConfigError(f"cannot load the tokenizer in {source}: {e}") from e
 
 

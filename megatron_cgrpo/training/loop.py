@@ -106,7 +106,7 @@ class Session:
         if dist.get_rank() == 0:
             try:
                 action()
-            except Exception as e:  # noqa: BLE001 - passed on to all ranks
+            except Exception as e:
                 error = e
         share_error(error)
 
@@ -132,7 +132,7 @@ class Session:
                 seconds = counts.refine_seconds
                 self._groups_metrics["time/refine_group_s"] = sum(seconds) / max(len(seconds), 1)
                 self.logger.samples(lineages(step, groups, config.training.log_samples))
-            except Exception as e:  # noqa: BLE001 - passed on to all ranks
+            except Exception as e:
                 error = e
         return share_batch(batch, error)
 
@@ -227,4 +227,3 @@ class Session:
         start = time.perf_counter()
         yield
         self._times[name] = self._times.get(name, 0.0) + time.perf_counter() - start
-

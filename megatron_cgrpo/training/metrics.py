@@ -71,9 +71,7 @@ def update_metrics(score: ScoreResult, updates: Sequence[UpdateResult]) -> dict[
         "gradient/norm_refinements": _mean(refinement_norms),
         "optimizer/lr": updates[-1].lr,
         "optimizer/updates": sum(u.applied for u in updates),
-        "optimizer/skipped_non_finite": sum(
-            not u.applied and not (u.grad_norm == 0.0) for u in updates
-        ),
+        "optimizer/skipped_non_finite": sum(not u.applied and u.grad_norm != 0.0 for u in updates),
         "tokens/scored": s["tokens"],
         "tokens/trained": total["initial_tokens"] + total["refinement_tokens"],
     }

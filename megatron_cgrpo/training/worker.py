@@ -22,7 +22,7 @@ def main() -> int:
     root = Path(sys.argv[1])
     try:
         train(load_config(root / "config.yaml"), root)
-    except Exception as e:  # noqa: BLE001 - the process ends here
+    except Exception as e:
         kind = type(e).__name__
         if kind == "RankZeroFailed":
             return 1

@@ -141,14 +141,14 @@ def main(out: Path, steps: int, seed: int) -> None:
 
     for step in range(1, steps + 1):
         pairs = [example(rng) for _ in range(EXAMPLES_PER_STEP)]
-        batch = supervised_batch(
-            [(ids(f"<user>{p}<assistant>"), [*ids(r), end]) for p, r in pairs]
-        )
+        batch = supervised_batch([(ids(f"<user>{p}<assistant>"), [*ids(r), end]) for p, r in pairs])
         loss, norm = actor.train_supervised(actor.prepare(batch, 1)[0])
         if dist.get_rank() == 0 and (step % 100 == 0 or step == steps):
             seconds = time.perf_counter() - start
-            print(f"warm start {step}/{steps}  loss {loss:.4f}  |g| {norm:.2f}  {seconds:.0f} s",
-                  flush=True)
+            print(
+                f"warm start {step}/{steps}  loss {loss:.4f}  |g| {norm:.2f}  {seconds:.0f} s",
+                flush=True,
+            )
     tensors = ((n, t if t is None else t.bfloat16()) for n, t in stream_hf(actor.model))
     if dist.get_rank() == 0:
         write_hf(out, tensors, [model])

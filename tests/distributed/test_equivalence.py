@@ -39,7 +39,9 @@ def _cases(world: int, models) -> list[dict]:
 def models(tmp_path_factory):
     root = tmp_path_factory.mktemp("models")
     return {
-        (f, tied): make_model(root / f"{f}-{tied}", f, tied) for f in FAMILIES for tied in (True, False)
+        (f, tied): make_model(root / f"{f}-{tied}", f, tied)
+        for f in FAMILIES
+        for tied in (True, False)
     }
 
 

@@ -55,7 +55,12 @@ def test_overrides_are_typed_and_nested(tmp_path):
     path.write_text(yaml.safe_dump(BASE))
     c = load_config(
         path,
-        ["algorithm.gamma=0.5", "optimizer.lr=3e-6", "algorithm.trigger={below: 0.5}", "run.name=x"],
+        [
+            "algorithm.gamma=0.5",
+            "optimizer.lr=3e-6",
+            "algorithm.trigger={below: 0.5}",
+            "run.name=x",
+        ],
     )
     assert (c.algorithm.gamma, c.optimizer.lr, c.run.name) == (0.5, 3e-6, "x")
     assert c.algorithm.trigger.below == 0.5

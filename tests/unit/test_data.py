@@ -99,7 +99,10 @@ def test_bad_files_are_told_with_their_line(tmp_path):
 
 
 def test_fields_and_parquet(tmp_path):
-    rows = [{"q1": "a", "q2": "b", "gold": 2.0, "name": "n1"}, {"q1": "c", "q2": "d", "gold": 3.5, "name": "n2"}]
+    rows = [
+        {"q1": "a", "q2": "b", "gold": 2.0, "name": "n1"},
+        {"q1": "c", "q2": "d", "gold": 3.5, "name": "n2"},
+    ]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "p.parquet")
     fields = Fields(question=("q1", "q2"), answer="gold", id="name")
     problems = load_problems(tmp_path / "p.parquet", fields, "choice")
@@ -115,7 +118,9 @@ def test_chat_and_plain_prompts(tokenizer, tmp_path):
     assert tokenizer.decode(chat.problem(problem("2+2")), skip_special_tokens=False) == "<user>2+2:"
     file = tmp_path / "prompt.txt"
     file.write_text("Q: {question}\nA:")
-    plain = PromptBuilder(tokenizer, Data(path="x", template="plain", prompt_file=str(file)), template)
+    plain = PromptBuilder(
+        tokenizer, Data(path="x", template="plain", prompt_file=str(file)), template
+    )
     assert tokenizer.decode(plain.problem(problem("2+2"))) == "Q: 2+2\nA:"
     ids, shortened = chat.refinement(problem("2+2"), "5", "no", limit=100)
     assert tokenizer.decode(ids, skip_special_tokens=False) == "<user>2+2|5|no:" and not shortened
@@ -127,7 +132,9 @@ def test_long_responses_lose_their_middle(tokenizer):
     ids, shortened = builder.refinement(problem("q"), response, "the critique", limit=60)
     text = tokenizer.decode(ids, skip_special_tokens=False)
     assert shortened and len(ids) <= 60
-    assert text.endswith("|the critique:") and "start" in text and "end|" in text and OMISSION in text
+    assert (
+        text.endswith("|the critique:") and "start" in text and "end|" in text and OMISSION in text
+    )
     with pytest.raises(ValueError, match="limit 10"):
         builder.refinement(problem("q"), response, "the critique", limit=10)
 

@@ -90,7 +90,11 @@ def grade(jobs, **options):
     return asyncio.run(main())
 
 
-DEGENERATE = ["9" * 100_000, "(" * 20_000 + r"\boxed{" + "(" * 390, "\\log" * 5000 + r"\boxed{\log\log x}"]
+DEGENERATE = [
+    "9" * 100_000,
+    "(" * 20_000 + r"\boxed{" + "(" * 390,
+    "\\log" * 5000 + r"\boxed{\log\log x}",
+]
 
 
 def test_degenerate_text_returns_within_the_cap():

@@ -48,7 +48,9 @@ def check_rows(batch, mb, samples):
     for i in samples:
         start, end = batch.cu_seqlens[i : i + 2].tolist()
         counted = [t for t in range(start + 1, end) if batch.loss_mask[t]]
-        targets += [(int(batch.tokens[t - 1]), int(batch.tokens[t]), t - 1 - start) for t in counted]
+        targets += [
+            (int(batch.tokens[t - 1]), int(batch.tokens[t]), t - 1 - start) for t in counted
+        ]
         weights += [float(batch.weight[t]) for t in counted]
     ids, positions = mb.input_ids.flatten()[mb.rows], mb.position_ids.flatten()[mb.rows]
     got = list(zip(ids.tolist(), mb.targets.tolist(), positions.tolist()))

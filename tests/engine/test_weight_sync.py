@@ -1,0 +1,38 @@
+"""Null sync, real sync and engine faults with real vLLM servers and Megatron shards."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.distributed.launch import run_ranks
+from tests.tiny import make_model
+
+CASES = {
+    "tied, TP=2, faults": ("qwen3", True, {"tensor": 2}, 1, True),
+    "untied, PP=2": ("qwen2", False, {"pipeline": 2}, 1, False),
+    "engine TP=2": ("llama", True, {"tensor": 1}, 2, False),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_weight_sync(case, tmp_path):
+    family, tied, layout, engine_tensor, faults = CASES[case]
+    job = {
+        "root": str(make_model(tmp_path / "a", family, tied, seed=0)),
+        "other": str(make_model(tmp_path / "b", family, tied, seed=1)),
+        "tmp": str(tmp_path),
+        "layout": layout,
+        "engine_tensor": engine_tensor,
+        "faults": faults,
+    }
+    r = run_ranks(2, "tests.engine.sync_worker", job, tmp_path)
+    assert r["fresh_gap"] < 1e-4
+    assert r["null_sync_equal"]
+    assert r["changed"] and r["new_gap"] < 1e-4
+    assert r["push"]["bytes"] > 100_000
+    if faults:
+        assert r["answers_after_kill"] == 24
+        assert r["lost"] >= 1 and r["restarts"] == 1
+        assert r["survived_after_s"] < 200
+        assert r["same_weights_after_restart"]
+        assert r["served_after_failed_push"] and r["version"] == 3
