@@ -60,8 +60,9 @@ def _dry_run(config) -> int:
 
     from megatron_cgrpo.rollout.server import server_command
     from megatron_cgrpo.training import launch
+    from megatron_cgrpo.training.preflight import preflight
 
-    shape = launch.check_start(config)
+    shape = preflight(config)
     context = min(config.model.context_length or shape.context, shape.context)
     root = Path(config.run.directory).absolute() / config.run.name
     print(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))

@@ -83,7 +83,7 @@ def _sentence(err: dict[str, Any]) -> str:
     return f"{where}: {message}{got}" if where else message
 
 
-def _section(annotation: Any) -> type[BaseModel] | None:
+def section_of(annotation: Any) -> type[BaseModel] | None:
     """The model class behind an annotation, `X | None` included."""
     options = (
         typing.get_args(annotation)
@@ -104,6 +104,6 @@ def _unknown_keys(raw: Any, model: type[BaseModel], prefix: str) -> typing.Itera
             hint = f"did you mean {prefix + near[0]!r}?" if near else f"known: {', '.join(known)}"
             yield f"unknown key {prefix + str(key)!r}; {hint}"
             continue
-        section = _section(field.annotation)
+        section = section_of(field.annotation)
         if section is not None:
             yield from _unknown_keys(value, section, f"{prefix}{key}.")

@@ -14,13 +14,16 @@ Natural = Annotated[int, Field(ge=0)]
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, protected_namespaces=(), use_attribute_docstrings=True
+    )
 
 
 class Run(Section):
     name: str = "cgrpo"
     """Name of the run; results go to `directory`/`name`."""
     directory: str = "runs"
+    """Where run directories are made."""
     seed: Natural = 0
     """Fixes data order, sampling on a given engine layout, and the selection of refinements."""
     overwrite: bool = False
@@ -44,11 +47,15 @@ class Parallel(Section):
     world_size: Positive = 1
     """Trainer processes in all. Under torchrun it must equal WORLD_SIZE."""
     tensor: Positive = 1
+    """Tensor-parallel size of the trainer."""
     pipeline: Positive = 1
+    """Pipeline-parallel size of the trainer."""
     virtual_pipeline: Positive | None = None
     """Model chunks per pipeline stage (interleaved 1F1B)."""
     expert: Positive = 1
+    """Expert-parallel size (groups are built; no supported family has experts yet)."""
     sequence_parallel: bool = False
+    """Shard norms and residuals over the tensor-parallel ranks along the sequence."""
 
     @property
     def data(self) -> int:
@@ -75,15 +82,21 @@ class Parallel(Section):
 
 class Optimizer(Section):
     lr: Annotated[float, Field(ge=0.0)] = 1e-6
+    """Peak learning rate of Adam."""
     min_lr: Annotated[float, Field(ge=0.0)] = 0.0
+    """Learning rate at the end of the schedule."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Decay after the warm-up, over all optimizer steps of the run."""
     warmup_steps: Natural = 0
     """Optimizer steps of linear warm-up."""
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
     """Decoupled decay of matrices; norms and biases are never decayed."""
     beta1: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.9
+    """Decay of Adam's first moment."""
     beta2: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.95
+    """Decay of Adam's second moment."""
     eps: Annotated[float, Field(gt=0.0)] = 1e-8
+    """Adam's ε."""
     clip_grad: Annotated[float, Field(ge=0.0)] = 1.0
     """Largest global gradient norm; 0 turns clipping off."""
     sharded: bool = True
@@ -103,6 +116,8 @@ class Algorithm(Section):
     refinements: Positive = 4
     """k < n, refinements kept when the trigger fired."""
     trigger: Literal["all_failed", "always", "never"] | BelowTrigger = "all_failed"
+    """When a group is critiqued: no initial response right, share of right ones below x
+    (`{below: x}`), always, or never."""
     critique: Literal["none", "indicative", "indicative_gt", "cot"] = "indicative"
     """What the critic says: wrong; wrong and the answer; a step-by-step assessment. `none`: the
     second attempt is sampled from the problem's own prompt."""
@@ -111,7 +126,9 @@ class Algorithm(Section):
     gamma: Annotated[float, Field(gt=0.0)] = 0.1
     """γ of the shaped ratio ρ = π/(π+γ) on refinement tokens."""
     clip_low: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
+    """ε_low: ratios are clipped from below at 1 − ε_low."""
     clip_high: Annotated[float, Field(gt=0.0)] = 0.2
+    """ε_high: ratios are clipped from above at 1 + ε_high."""
     clip_refinements: bool = True
     """Apply the clip of eq. 4 to ρ; it only ever zeroes gradients of negative advantages."""
     dual_clip: Annotated[float, Field(gt=1.0)] | None = None
@@ -159,6 +176,7 @@ class Rollout(Section):
     placement: Literal["cpu", "colocated", "split"] = "cpu"
     """cpu: no GPU; colocated: engines and trainer take turns on the same GPUs; split: own GPUs."""
     servers: Positive = 1
+    """vLLM servers that share the requests."""
     tensor: Positive = 1
     """Tensor-parallel size of one server."""
     urls: tuple[str, ...] = ()
@@ -166,14 +184,17 @@ class Rollout(Section):
     token_file: str | None = None
     """File with the access token of the servers in `urls`."""
     host: str = "127.0.0.1"
+    """Address that servers bind to."""
     port: Annotated[int, Field(ge=1024, le=65535)] | None = None
     """First port of the servers (server i takes port + i); default: free ports."""
     gpus: tuple[Natural, ...] = ()
     """split: GPU indices of this node for the servers, `tensor` each."""
     temperature: Annotated[float, Field(gt=0.0)] = 1.0
+    """Sampling temperature T; log-probs everywhere are log_softmax(logits / T)."""
     max_prompt_tokens: Positive = 2048
     """Longer problems are dropped when data is loaded, and counted."""
     max_response_tokens: Positive = 6144
+    """Responses and refinements are cut there."""
     max_refinement_prompt_tokens: Positive | None = None
     """Limit of (problem, response, critique); the response is shortened from its middle to fit.
     Default: context length − max_response_tokens."""
@@ -184,11 +205,15 @@ class Rollout(Section):
     request_timeout_s: Annotated[float, Field(gt=0)] = 1800.0
     """A request without an answer by then is counted lost and sent again (`request_retries`)."""
     request_retries: Natural = 2
+    """How often a lost request is sent again before the run fails."""
     start_timeout_s: Annotated[float, Field(gt=0)] = 900.0
+    """How long a server may take to answer after its start."""
     max_restarts: Natural = 3
     """Restarts of dead servers in the whole run before it gives up."""
     max_num_seqs: Positive = 256
+    """Sequences that a server decodes at once."""
     gpu_memory_utilization: Share = 0.85
+    """Share of GPU memory for a server (not on the CPU)."""
     kv_cache_mib: Positive = 64
     """KV cache of a server on the CPU."""
     bucket_mib: Positive = 512
@@ -201,7 +226,9 @@ class Fields(Section):
     question: str | tuple[str, ...] = ()
     """Field(s) of the problem text, joined by a blank; default: the first known name present."""
     answer: str | None = None
+    """Field of the gold answer; default: the first known name present."""
     id: str | None = None
+    """Field of the problem's name; default: `id`, `ID`, `idx`, else the record number."""
 
 
 class Data(Section):
@@ -217,7 +244,9 @@ class Data(Section):
     system: str | None = None
     """System message of the chat template."""
     limit: Positive | None = None
+    """Use only the first so many problems of the file."""
     shuffle: bool = True
+    """Visit problems in a random order, anew each epoch (fixed by `run.seed`)."""
 
 
 class Validation(Section):
@@ -226,9 +255,11 @@ class Validation(Section):
     every: Natural = 10
     """Steps between validations; 0: only before the first and after the last step."""
     limit: Positive | None = None
+    """Use only the first so many validation problems."""
     samples: Positive = 1
     """Responses a problem; the score is their mean (avg@samples)."""
     temperature: Annotated[float, Field(ge=0.0)] = 0.6
+    """Sampling temperature; 0 is greedy."""
 
 
 class Feedback(Section):
@@ -239,6 +270,8 @@ class Feedback(Section):
     memory_mib: Positive = 2048
     """Address space that a verifier may add to what it starts with."""
     on_timeout: Literal["wrong", "invalid"] = "wrong"
+    """Verdict when a verifier was killed: wrong, or invalid (the sample is left out and
+    counted)."""
     refine_prompt: str | None = None
     """File with {question}, {response} and {critique}; default: our own prompt."""
 
@@ -247,6 +280,7 @@ class Training(Section):
     steps: Positive = 100
     """Rollout steps."""
     problems_per_step: Positive = 128
+    """Problems sampled per rollout step."""
     mini_batch_problems: Positive | None = None
     """Problems per optimizer step; default: all of a step."""
     micro_batch_tokens: Positive = 16384
@@ -285,8 +319,11 @@ class Training(Section):
 
 class Wandb(Section):
     mode: Literal["offline", "online", "disabled"] = "offline"
+    """offline writes into the run directory; `wandb sync` uploads it later."""
     project: str = "megatron_cgrpo"
+    """wandb project."""
     id: str | None = None
+    """wandb run id, to continue one."""
 
 
 class Logging(Section):

@@ -6,6 +6,7 @@ plan loads checkpoints, exports them and feeds weight sync.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -50,6 +51,11 @@ def plan_for(shape: ModelShape) -> list[Entry]:
         *(e for i in range(shape.layers) for e in _expand(table.layer, shape, i)),
         *_expand(table.after, shape, None),
     ]
+
+
+def parameter_count(shape: ModelShape) -> int:
+    """Number of parameters of the whole model (tied weights counted once)."""
+    return sum(math.prod(dims) for e in plan_for(shape) for dims in e.hf_shapes)
 
 
 def _expand(lines: tuple[Line, ...], shape: ModelShape, layer: int | None) -> list[Entry]:

@@ -81,7 +81,10 @@ def write_hf(
             nonlocal files
             files += 1
             name = f"model-{files:05d}.safetensors"
-            save_file(chunk, partial / name, metadata={"format": "pt"})
+            try:
+                save_file(chunk, partial / name, metadata={"format": "pt"})
+            except SafetensorError as e:
+                raise OSError(f"cannot write {partial / name}: {e}") from e
             weight_map.update(dict.fromkeys(chunk, name))
             chunk.clear()
 

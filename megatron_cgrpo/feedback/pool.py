@@ -9,9 +9,8 @@ import signal
 import sys
 from dataclasses import asdict
 
-from megatron_cgrpo.config.errors import ConfigError
 from megatron_cgrpo.config.schema import Feedback
-from megatron_cgrpo.feedback.verdicts import VERIFIERS
+from megatron_cgrpo.feedback.verdicts import check_kinds
 from megatron_cgrpo.types import Problem, Verdict
 
 START_TIMEOUT_S = 120.0
@@ -24,11 +23,7 @@ class VerifierPool:
     """
 
     def __init__(self, options: Feedback, kinds: set[str]) -> None:
-        unknown = kinds - VERIFIERS.keys()
-        if unknown:
-            raise ConfigError(
-                f"no verifier for problems of kind {sorted(unknown)}; known: {sorted(VERIFIERS)}"
-            )
+        check_kinds(kinds)
         self._options, self._kinds = options, sorted(kinds)
         self._idle: asyncio.Queue[asyncio.subprocess.Process | None] = asyncio.Queue()
         self._all: set[asyncio.subprocess.Process] = set()

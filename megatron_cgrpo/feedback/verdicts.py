@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from megatron_cgrpo.config.errors import ConfigError
 from megatron_cgrpo.types import Problem, Verdict
 
 Verifier = Callable[[Problem, str], Verdict]
@@ -25,3 +26,16 @@ def _chain() -> Verifier:
 
 
 VERIFIERS: dict[str, Callable[[], Verifier]] = {"math": _math, "chain": _chain}
+
+
+def check_kinds(kinds: set[str]) -> None:
+    """Refuse problems that no verifier can judge.
+
+    Raises:
+        ConfigError: naming the kinds.
+    """
+    unknown = kinds - VERIFIERS.keys()
+    if unknown:
+        raise ConfigError(
+            f"no verifier for problems of kind {sorted(unknown)}; known: {sorted(VERIFIERS)}"
+        )

@@ -18,6 +18,7 @@ from megatron_cgrpo.feedback.pool import VerifierPool
 from megatron_cgrpo.rollout.fleet import EngineFleet
 from megatron_cgrpo.rollout.pipeline import RolloutCounts, RolloutPipeline
 from megatron_cgrpo.training.logger import RunLogger
+from megatron_cgrpo.training.preflight import check_count
 from megatron_cgrpo.types import Group
 
 
@@ -45,11 +46,7 @@ class Controller:
             dropped += more
         if dropped:
             logger.say(f"dropped {dropped} problems with prompts over {r.max_prompt_tokens} tokens")
-        if len(self._problems) < config.training.problems_per_step:
-            raise ConfigError(
-                f"{len(self._problems)} usable problems in {d.path} are fewer than "
-                f"training.problems_per_step={config.training.problems_per_step}"
-            )
+        check_count(config, len(self._problems))
         self.sampler = ProblemSampler(len(self._problems), config.run.seed, d.shuffle)
         kinds = {p.kind for p, _ in self._problems + self._validation}
         critic = None

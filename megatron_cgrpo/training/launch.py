@@ -8,10 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from megatron_cgrpo.config.checks import check_disk, check_model, parameter_count
+from megatron_cgrpo.config.checks import check_disk
 from megatron_cgrpo.config.schema import Config
-from megatron_cgrpo.conversion.shape import ModelShape
+from megatron_cgrpo.conversion.plan import parameter_count
 from megatron_cgrpo.training.logger import prepare_run_directory
+from megatron_cgrpo.training.preflight import preflight
 
 # A step may take long, and a stop waits for its end; a second signal does not.
 SHUTDOWN_TIMEOUT_S = 24 * 3600
@@ -47,11 +48,6 @@ def rank_environment(config: Config) -> dict[str, str]:
     return env
 
 
-def check_start(config: Config) -> ModelShape:
-    """Everything that can be refused before a process is started."""
-    return ModelShape.from_hf(check_model(config))
-
-
 def run(config: Config) -> int:
     """Train in child processes; returns their exit code (0: all steps done or stopped cleanly).
 
@@ -60,10 +56,10 @@ def run(config: Config) -> int:
     Raises:
         ConfigError: before anything is started.
     """
-    check_start(config)
+    shape = preflight(config)
     root = prepare_run_directory(config)
     width = 4 if config.model.dtype == "float32" else 2
-    check_disk(root, parameter_count(check_model(config)) * width + (64 << 20))
+    check_disk(root, parameter_count(shape) * width + (16 << 20))
     child = subprocess.Popen(
         rank_command(config, root),
         env=rank_environment(config),

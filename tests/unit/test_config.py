@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import yaml
 
 from megatron_cgrpo.config import ConfigError, apply_overrides, load_config, parse_config
 from megatron_cgrpo.config.presets import METHODS
+from megatron_cgrpo.config.reference import reference
 
 BASE = {"model": {"path": "m"}, "data": {"path": "d.jsonl"}}
 
@@ -97,3 +100,14 @@ def test_resolved_configuration_reads_back_the_same(tmp_path):
     path = tmp_path / "resolved.yaml"
     path.write_text(yaml.safe_dump(c.model_dump(mode="json")))
     assert load_config(path) == c
+
+
+def test_the_reference_page_is_current():
+    page = Path(__file__).parents[2] / "docs" / "configuration.md"
+    assert page.read_text() == reference(), (
+        "run: python -m megatron_cgrpo.config.reference > docs/configuration.md"
+    )
+
+
+def test_every_option_is_documented():
+    assert not [line for line in reference().splitlines() if line.endswith("|  |")]

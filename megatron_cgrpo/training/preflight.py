@@ -1,0 +1,61 @@
+"""Everything that can be refused before a process is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from megatron_cgrpo.config.checks import check_model
+from megatron_cgrpo.config.errors import ConfigError
+from megatron_cgrpo.config.schema import Config
+from megatron_cgrpo.conversion.shape import ModelShape
+from megatron_cgrpo.data.problems import load_problems
+from megatron_cgrpo.data.prompts import refine_template
+from megatron_cgrpo.feedback.critics import make_critic
+from megatron_cgrpo.feedback.verdicts import check_kinds
+
+
+def preflight(config: Config) -> ModelShape:
+    """Check model, tokenizer, data and feedback settings.
+
+    Raises:
+        ConfigError, DataError: one sentence with what is wrong, where, and what to do.
+    """
+    shape = ModelShape.from_hf(check_model(config))
+    _check_tokenizer(config, shape)
+    d, v = config.data, config.validation
+    problems = load_problems(d.path, d.fields, d.kind, d.limit)
+    kinds = {p.kind for p in problems}
+    if v.path is not None:
+        kinds |= {p.kind for p in load_problems(v.path, d.fields, d.kind, v.limit)}
+    check_kinds(kinds)
+    check_count(config, len(problems))
+    if config.algorithm.refines:
+        make_critic(config.algorithm.critique, kinds)
+        refine_template(config.feedback.refine_prompt)
+    return shape
+
+
+def check_count(config: Config, usable: int) -> None:
+    """Refuse a step that would need more problems than there are."""
+    if usable < config.training.problems_per_step:
+        raise ConfigError(
+            f"{usable} usable problems in {config.data.path} are fewer than "
+            f"training.problems_per_step={config.training.problems_per_step}"
+        )
+
+
+def _check_tokenizer(config: Config, shape: ModelShape) -> None:
+    source = Path(config.model.tokenizer or config.model.path) / "tokenizer.json"
+    if not source.exists():
+        return
+    from tokenizers import Tokenizer
+
+    try:
+        size = Tokenizer.from_file(str(source)).get_vocab_size()
+    except Exception as e:  # noqa: BLE001 - tokenizers raises bare Exceptions
+        raise ConfigError(f"{source} is not a tokenizer: {e}") from e
+    if size > shape.vocab:
+        raise ConfigError(
+            f"the tokenizer in {source.parent} has {size} tokens, more tokens than the model in "
+            f"{config.model.path} ({shape.vocab}): it belongs to another model"
+        )

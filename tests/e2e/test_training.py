@@ -1,0 +1,116 @@
+"""`cgrpo train` from the outside: real ranks, a real vLLM server, real files."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+
+import pytest
+import torch
+
+from megatron_cgrpo.conversion.safetensors_io import HFCheckpoint
+from megatron_cgrpo.worlds.quickstart import read_metrics
+from tests.e2e.world import finish, leftovers, start, write_config
+
+TP2_PP2 = {"world_size": 4, "tensor": 2, "pipeline": 2, "sequence_parallel": True}
+DP2 = {"world_size": 2, "tensor": 1}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two steps of the same run at two layouts."""
+    root = tmp_path_factory.mktemp("e2e")
+    for name, parallel in (("tp2pp2", TP2_PP2), ("dp2", DP2)):
+        config = write_config(root, name, parallel=parallel)
+        code, out, err = finish(start(config))
+        assert code == 0, out + err
+        assert "step    2/2" in out
+    return root
+
+
+@pytest.mark.parametrize("name", ["tp2pp2", "dp2"])
+def test_invariants_of_a_run(runs, name):
+    steps = [r for r in read_metrics(runs / name) if "reward/initial" in r]
+    assert [r["step"] for r in steps] == [1, 2]
+    for r in steps:
+        # On-policy identity at the first update; the second mini-batch has moved on.
+        assert r["policy/first_max_log_ratio"] == 0.0
+        assert r["policy/approx_kl"] > 0
+        assert r["policy/engine_gap_max"] < 1e-4
+        assert r["samples/refinements_kept"] > 0 and 0 < r["policy/rho_mean"] < 1
+        assert r["gradient/norm_refinements"] > 0 and r["gradient/norm"] > 0
+        assert r["optimizer/updates"] == 2 and r["verifier/killed"] == 0
+        assert r["groups/rescue_rate"] > 0 and 0 < r["policy/entropy"] < 3
+        for phase in ("rollout_s", "score_s", "train_s", "push_s", "step_s"):
+            assert r[f"time/{phase}"] > 0
+    assert [r["weight_version"] for r in steps] == [1, 2]
+
+
+def test_layouts_agree(runs):
+    """TP2×PP2 with sequence parallelism and DP2 do the same first step."""
+    a, b = (next(r for r in read_metrics(runs / n) if r["step"] == 1) for n in ("tp2pp2", "dp2"))
+    for key in ("reward/initial", "groups/rescue_rate", "tokens/trained", "length/initial"):
+        assert a[key] == b[key], key
+    for key in ("gradient/norm", "gradient/norm_refinements", "policy/entropy", "policy/rho_mean"):
+        assert a[key] == pytest.approx(b[key], rel=1e-3), key
+
+
+def test_samples_tell_whole_lineages(runs):
+    rows = [json.loads(x) for x in (runs / "dp2" / "samples.jsonl").read_text().splitlines()]
+    refined = next(r for r in rows if r["refinements"])
+    assert len(refined["initial"]) == 8 and not any(s["correct"] for s in refined["initial"])
+    told = refined["refinements"][0]
+    assert told["critique"].count("wrong") == 1 and told["parent"] in range(8)
+    assert told["weight_versions"] in ([0], [1])
+
+
+def test_export_is_complete_and_differs_from_the_start(runs):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    out = runs / "tp2pp2" / "checkpoints" / "step_000002"
+    model = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
+    assert len(AutoTokenizer.from_pretrained(out)) == model.config.vocab_size
+    before, after = HFCheckpoint(runs / "world" / "policy"), HFCheckpoint(out)
+    assert before.shapes() == after.shapes()
+    changed = [n for n in before.shapes() if not torch.equal(before.get(n), after.get(n))]
+    assert len(changed) == len(before.shapes())
+
+
+def test_nothing_is_left_running(runs):
+    assert leftovers(runs) == []
+
+
+def test_sigterm_stops_between_steps_with_a_usable_state(runs):
+    config = write_config(runs, "stopped", parallel=DP2, training={"steps": 50})
+    process = start(config)
+    metrics = runs / "stopped" / "metrics.jsonl"
+    deadline = time.monotonic() + 300
+    while not (metrics.exists() and any('"step": 1' in x for x in metrics.open())):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    code, out, err = finish(process)
+    assert code == 0, out + err
+    steps = [r["step"] for r in read_metrics(runs / "stopped") if "reward/initial" in r]
+    last = steps[-1]
+    assert steps == list(range(1, last + 1)) and last < 50
+    export = runs / "stopped" / "checkpoints" / f"step_{last:06d}"
+    assert HFCheckpoint(export).shapes()
+    assert leftovers(runs) == []
+
+
+def test_kill_leaves_no_process_behind(runs):
+    config = write_config(runs, "killed", parallel=DP2, training={"steps": 50})
+    process = start(config)
+    deadline = time.monotonic() + 300
+    while not (runs / "killed" / "metrics.jsonl").exists():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.2)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    deadline = time.monotonic() + 60
+    while leftovers(runs):
+        assert time.monotonic() < deadline, leftovers(runs)
+        time.sleep(0.5)
