@@ -17,7 +17,7 @@ setup(
     long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     packages=find_packages(include=["megatron_cgrpo*"]),
-    package_data={"megatron_cgrpo": ["feedback/prompts/*.txt", "worlds/warm_start/*"]},
+    package_data={"megatron_cgrpo": ["feedback/prompts/*.txt", "worlds/warm_start_data/*"]},
     python_requires=">=3.11",
     install_requires=[
         "torch>=2.9",

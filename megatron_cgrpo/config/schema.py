@@ -37,6 +37,9 @@ class Model(Section):
     """Directory of the tokenizer when it is not in `path`."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Precision of weights and activations; gradients and optimizer state are float32."""
+    output_layer: Literal["fused", "logits"] = "fused"
+    """fused: log-probs and loss in chunks of tokens, the logits are never held; logits: the model
+    returns them (more memory, the same numbers)."""
     recompute: Literal["none", "selective", "full"] = "none"
     """Activation recomputation (Megatron-core): core attention only, or whole layers."""
     context_length: Positive | None = None

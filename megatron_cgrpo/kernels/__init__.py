@@ -1,1 +1,1 @@
-"""Hot operations, each beside its plain-torch reference; `dispatch` chooses between them."""
+"""Hot operations, each beside its plain-torch reference; `backend` chooses between them."""

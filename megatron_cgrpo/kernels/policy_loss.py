@@ -1,4 +1,4 @@
-"""The Critique-GRPO policy loss over token columns (plain torch).
+"""The Critique-GRPO policy loss over token columns.
 
 Maximised per token, times `weight` (which holds every normaliser), summed:
 
@@ -15,11 +15,12 @@ Since ρ < 1 the clip never binds for Â > 0; for Â < 0 it zeroes the gradient 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 
 from megatron_cgrpo.config.schema import Algorithm
+from megatron_cgrpo.kernels import backend
 
 # exp(±20) is finite in float32 and its square too; no trusted update has such a ratio.
 MAX_LOG_RATIO = 20.0
@@ -51,6 +52,22 @@ class LossColumns:
     is_refinement: torch.Tensor
     loss_mask: torch.Tensor
     reference_logprob: torch.Tensor | None = None
+
+    def cut(self, rows: slice) -> LossColumns:
+        """The same columns for some of the tokens."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return LossColumns(**{k: None if v is None else v[rows] for k, v in values.items()})
+
+
+def policy_loss(
+    logprob: torch.Tensor, entropy: torch.Tensor, columns: LossColumns, options: Algorithm
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As `policy_loss_reference`; one fused kernel where Triton runs (float32)."""
+    if logprob.dtype == torch.float32 and backend.use_triton(logprob):
+        from megatron_cgrpo.kernels.policy_loss_triton import FusedPolicyLoss
+
+        return FusedPolicyLoss.apply(logprob, entropy, columns, options, MAX_LOG_RATIO)
+    return policy_loss_reference(logprob, entropy, columns, options)
 
 
 def policy_loss_reference(

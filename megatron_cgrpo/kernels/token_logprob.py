@@ -1,12 +1,19 @@
-"""Log-probability and entropy of target tokens from vocabulary-parallel logits (plain torch).
+"""Log-probability and entropy of target tokens from vocabulary-parallel logits.
 
-With z the logits of one position over the unpadded vocabulary and T the temperature:
+With z the logits of one position over the unpadded vocabulary, T the temperature, x = z/T:
 
-    logp(v) = z_v/T − ln Σ_u exp(z_u/T)            H = −Σ_u p_u ln p_u
+    logp(v) = x_v − ln Σ_u exp(x_u)                H = −Σ_u p_u ln p_u
     ∂logp(v)/∂z_u = ([u = v] − p_u)/T              ∂H/∂z_u = −p_u (ln p_u + H)/T
 
-The vocabulary is sharded over the tensor-parallel group: the merge needs the local maximum,
-Σ exp, Σ exp·z and the target's logit, i.e. four floats per token and rank.
+The vocabulary is cut over the tensor-parallel group. One pass over a rank's shard gives four
+numbers per token, m = max x, S = Σ exp(x − m), U = Σ exp(x − m)(x − m), and x_v or 0; one
+all-gather of these 16 bytes per token and rank is merged in closed form. With M = max m and
+w = exp(m − M):
+
+    lse = M + ln Σ w S        H = ln Σ w S − Σ w (U + (m − M) S) / Σ w S
+
+The backward pass recomputes p from lse, so nothing but lse and H is kept beside the logits; it may
+write the gradient over them.
 """
 
 from __future__ import annotations
@@ -14,80 +21,185 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+from megatron_cgrpo.kernels import backend
 
-class _TokenLogprob(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, logits, targets, first, valid, temperature, group):
-        z = logits[:, :valid].float() / temperature
-        top = z.max(dim=-1).values if valid else z.new_full((len(z),), -torch.inf)
-        top = _reduce(top.clone(), dist.ReduceOp.MAX, group)
-        shifted = z - top[:, None]
-        e = shifted.exp()
-        local = targets - first
-        owned = (local >= 0) & (local < valid)
-        picked = shifted.new_zeros(len(z))
-        if valid:
-            rows = shifted.gather(1, local.clamp(0, valid - 1)[:, None])[:, 0]
-            picked = torch.where(owned, rows, picked)
-        # A logit of −inf has probability 0 and adds 0·(−inf) := 0 to the entropy.
-        weighted = torch.where(e > 0, e * shifted, 0.0).sum(-1)
-        sums = _reduce(torch.stack([e.sum(-1), weighted, picked]), dist.ReduceOp.SUM, group)
-        log_sum = sums[0].log()
-        entropy = log_sum - sums[1] / sums[0]
-        ctx.save_for_backward(logits, targets, top + log_sum, entropy)
-        ctx.meta = (first, valid, temperature)
-        return sums[2] - log_sum, entropy
-
-    @staticmethod
-    def backward(ctx, grad_logprob, grad_entropy):
-        logits, targets, lse, entropy = ctx.saved_tensors
-        first, valid, temperature = ctx.meta
-        grad = torch.zeros_like(logits)
-        if valid:
-            logp = logits[:, :valid].float() / temperature - lse[:, None]
-            p = logp.exp()
-            g = -grad_logprob[:, None] * p
-            if bool(grad_entropy.any()):
-                g -= grad_entropy[:, None] * torch.where(p > 0, p * (logp + entropy[:, None]), 0.0)
-            local = targets - first
-            owned = (local >= 0) & (local < valid)
-            g.scatter_add_(
-                1, local.clamp(0, valid - 1)[:, None], (grad_logprob * owned)[:, None].float()
-            )
-            grad[:, :valid] = (g / temperature).to(grad.dtype)
-        return grad, None, None, None, None, None
+# Rows of the plain-torch path are worked through in blocks of about this many elements, so that
+# float32 copies never cover the whole shard.
+BLOCK_ELEMENTS = 1 << 22
 
 
-def token_logprob_reference(
+def token_logprob(
     logits: torch.Tensor,
     targets: torch.Tensor,
     *,
     temperature: float = 1.0,
     vocab_size: int | None = None,
     group: dist.ProcessGroup | None = None,
+    in_place: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """log π(target) and entropy for each row; differentiable in both.
 
     Args:
-        logits: [tokens, V/TP] of this rank's vocabulary shard, any float dtype; not modified.
+        logits: [tokens, V/TP] of this rank's vocabulary shard, any float dtype.
         targets: [tokens] int64, global token ids.
         temperature: rollout temperature T > 0.
         vocab_size: unpadded vocabulary; padded columns at its end take no part.
         group: tensor-parallel group (None: the logits are whole).
+        in_place: the backward pass may overwrite the logits with their gradient; only when
+            nothing else needs them.
 
     Returns:
-        (logprob, entropy), both [tokens] float32, natural units, equal on all ranks of `group`.
-        The gradient reaches each rank's own shard; ranks must use the same upstream gradient.
+        (logprob, entropy), both [tokens] float32 (float64 for float64 logits), natural units,
+        equal on all ranks of `group`. The gradient reaches each rank's own shard; ranks must use
+        the same upstream gradient.
     """
-    rank = 0 if group is None else dist.get_rank(group)
-    width = logits.size(-1)
-    first = rank * width
-    limit = vocab_size if vocab_size is not None else first + width
-    valid = min(max(limit - first, 0), width)
-    return _TokenLogprob.apply(logits, targets, first, valid, temperature, group)
+    first, valid = shard_bounds(logits.size(-1), vocab_size, group)
+    return _TokenLogprob.apply(logits, targets, first, valid, temperature, group, in_place)
 
 
-def _reduce(x: torch.Tensor, op, group) -> torch.Tensor:
-    if group is not None and dist.get_world_size(group) > 1:
-        dist.all_reduce(x, op=op, group=group)
-    return x
+def shard_bounds(
+    width: int, vocab_size: int | None, group: dist.ProcessGroup | None
+) -> tuple[int, int]:
+    """(first global id, number of real columns) of this rank's shard of `width` columns."""
+    first = 0 if group is None else dist.get_rank(group) * width
+    limit = first + width if vocab_size is None else vocab_size
+    return first, min(max(limit - first, 0), width)
+
+
+class _TokenLogprob(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits, targets, first, valid, temperature, group, in_place):
+        stats = local_stats(logits, targets, first, valid, temperature)
+        logprob, entropy, lse = merge_stats(gather_stats(stats, group))
+        ctx.save_for_backward(logits, targets, lse, entropy)
+        ctx.meta = (first, valid, temperature, in_place)
+        ctx.set_materialize_grads(False)
+        return logprob, entropy
+
+    @staticmethod
+    def backward(ctx, grad_logprob, grad_entropy):
+        logits, targets, lse, entropy = ctx.saved_tensors
+        first, valid, temperature, in_place = ctx.meta
+        out = logits if in_place else torch.empty_like(logits)
+        if grad_logprob is None:
+            grad_logprob = torch.zeros_like(lse)
+        write_gradient(
+            logits,
+            out,
+            targets,
+            lse,
+            entropy,
+            grad_logprob,
+            grad_entropy,
+            first,
+            valid,
+            temperature,
+        )
+        return out, None, None, None, None, None, None
+
+
+def local_stats(
+    logits: torch.Tensor, targets: torch.Tensor, first: int, valid: int, temperature: float
+) -> torch.Tensor:
+    """[4, tokens] float32 (m, S, U, x_target) of this shard; see the module's text."""
+    if backend.use_triton(logits):
+        from megatron_cgrpo.kernels.token_logprob_triton import local_stats_triton
+
+        return local_stats_triton(logits, targets, first, valid, temperature)
+    tokens = logits.size(0)
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    out = torch.empty(4, tokens, dtype=dtype, device=logits.device)
+    if not valid:
+        out[0], out[1:] = -torch.inf, 0.0
+        return out
+    for rows in _blocks(tokens, logits.size(1)):
+        x = logits[rows, :valid].to(dtype) / temperature
+        top = x.max(-1).values
+        # A row of −inf has no finite maximum; its sums are 0.
+        top = top.clamp(min=torch.finfo(dtype).min)
+        local = targets[rows] - first
+        owned = (local >= 0) & (local < valid)
+        picked = x.gather(1, local.clamp(0, valid - 1)[:, None])[:, 0]
+        shifted = x.sub_(top[:, None])
+        e = shifted.exp()
+        out[0, rows], out[1, rows] = top, e.sum(-1)
+        # exp(−inf)·(−inf) counts as 0.
+        out[2, rows] = e.mul_(shifted.clamp_(min=torch.finfo(dtype).min)).sum(-1)
+        out[3, rows] = torch.where(owned, picked, 0.0)
+    return out
+
+
+def gather_stats(stats: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
+    """[TP, 4, tokens]: the statistics of all ranks."""
+    size = 1 if group is None else dist.get_world_size(group)
+    if size == 1:
+        return stats[None]
+    everyone = [torch.empty_like(stats) for _ in range(size)]
+    dist.all_gather(everyone, stats, group=group)
+    return torch.stack(everyone)
+
+
+def merge_stats(stats: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(logprob, entropy, lse), each [tokens], from [ranks, 4, tokens]."""
+    m, s, u, target = stats.unbind(1)
+    top = m.max(0).values
+    shift = (m - top).clamp(min=torch.finfo(m.dtype).min)
+    w = shift.exp()
+    total = (w * s).sum(0)
+    log_total = total.log()
+    moment = (w * (u + torch.where(w > 0, shift * s, 0.0))).sum(0)
+    lse = top + log_total
+    return target.sum(0) - lse, log_total - moment / total, lse
+
+
+def write_gradient(
+    logits: torch.Tensor,
+    out: torch.Tensor,
+    targets: torch.Tensor,
+    lse: torch.Tensor,
+    entropy: torch.Tensor,
+    grad_logprob: torch.Tensor,
+    grad_entropy: torch.Tensor | None,
+    first: int,
+    valid: int,
+    temperature: float,
+) -> None:
+    """d loss / d logits of this shard into `out` (which may be `logits`); padded columns get 0."""
+    if backend.use_triton(logits):
+        from megatron_cgrpo.kernels.token_logprob_triton import write_gradient_triton
+
+        write_gradient_triton(
+            logits,
+            out,
+            targets,
+            lse,
+            entropy,
+            grad_logprob,
+            grad_entropy,
+            first,
+            valid,
+            temperature,
+        )
+        return
+    for rows in _blocks(logits.size(0), logits.size(1)):
+        logp = logits[rows, :valid].to(lse.dtype) / temperature
+        logp -= lse[rows, None]
+        p = logp.exp()
+        if grad_entropy is None:
+            grad = p.mul_(-grad_logprob[rows, None])
+        else:
+            finite = logp.clamp_(min=torch.finfo(lse.dtype).min / 2)
+            slope = (finite + entropy[rows, None]).mul_(grad_entropy[rows, None])
+            grad = p.mul_(slope.add_(grad_logprob[rows, None])).neg_()
+        if valid:
+            local = targets[rows] - first
+            owned = (local >= 0) & (local < valid)
+            hit = (grad_logprob[rows] * owned)[:, None].to(grad.dtype)
+            grad.scatter_add_(1, local.clamp(0, valid - 1)[:, None], hit)
+        out[rows, :valid] = (grad / temperature).to(out.dtype)
+    out[:, valid:] = 0
+
+
+def _blocks(tokens: int, width: int) -> list[slice]:
+    step = max(1, BLOCK_ELEMENTS // max(width, 1))
+    return [slice(i, min(i + step, tokens)) for i in range(0, tokens, step)]

@@ -16,8 +16,9 @@ from megatron_cgrpo.algorithm.batch import Batch
 from megatron_cgrpo.config.schema import Config
 from megatron_cgrpo.conversion.safetensors_io import HFCheckpoint
 from megatron_cgrpo.conversion.shape import ModelShape
-from megatron_cgrpo.kernels import dispatch
-from megatron_cgrpo.kernels.policy_loss import SUMS
+from megatron_cgrpo.kernels.linear_logprob import linear_logprob, linear_logprob_loss
+from megatron_cgrpo.kernels.policy_loss import SUMS, LossColumns, policy_loss
+from megatron_cgrpo.kernels.token_logprob import token_logprob
 from megatron_cgrpo.policy import cpu
 from megatron_cgrpo.policy.micro_batches import PARTS, MicroBatch, build_micro_batch, plan_parts
 from megatron_cgrpo.policy.model import build_model, load_weights
@@ -153,9 +154,9 @@ class MegatronActor:
         return ScoreResult(dict(zip(SCORE_SUMS, sums.tolist())), worst.item())
 
     def _forward(self, micro_batches: list[MicroBatch], keep: Callable) -> None:
-        def loss(mb: MicroBatch, logits: torch.Tensor):
-            keep(mb, *self._logprobs(mb, logits))
-            return logits.new_zeros(()), {}
+        def loss(mb: MicroBatch, out: torch.Tensor):
+            keep(mb, *self._logprobs(mb, out))
+            return out.new_zeros(()), {}
 
         self._run(micro_batches, loss, forward_only=True)
 
@@ -173,11 +174,11 @@ class MegatronActor:
         sums = torch.zeros(len(SUMS), dtype=torch.float64)
         worst = torch.zeros((), dtype=torch.float64)
 
-        def loss(mb: MicroBatch, logprob: torch.Tensor, entropy: torch.Tensor) -> torch.Tensor:
+        def loss(
+            columns: LossColumns, logprob: torch.Tensor, entropy: torch.Tensor
+        ) -> torch.Tensor:
             nonlocal worst
-            value, parts, largest = dispatch.policy_loss(
-                logprob, entropy, mb.columns, self.config.algorithm
-            )
+            value, parts, largest = policy_loss(logprob, entropy, columns, self.config.algorithm)
             sums.add_(parts.cpu())
             worst = torch.maximum(worst, largest.detach().double().cpu())
             return value
@@ -214,8 +215,10 @@ class MegatronActor:
         self._zero_grad()
         total = torch.zeros(1, dtype=torch.float64)
 
-        def loss(mb: MicroBatch, logprob: torch.Tensor, entropy: torch.Tensor) -> torch.Tensor:
-            value = -(mb.columns.weight * logprob).sum()
+        def loss(
+            columns: LossColumns, logprob: torch.Tensor, entropy: torch.Tensor
+        ) -> torch.Tensor:
+            value = -(columns.weight * logprob).sum()
             total.add_(value.detach().double().cpu())
             return value
 
@@ -229,10 +232,8 @@ class MegatronActor:
         # the weights hold the whole normaliser, so both are undone here.
         scale = len(micro_batches) * ps.get_data_parallel_world_size()
 
-        def scaled(mb: MicroBatch, logits: torch.Tensor):
-            value = loss(mb, *self._logprobs(mb, logits))
-            if not len(mb.rows):
-                value = logits.sum() * 0.0
+        def scaled(mb: MicroBatch, out: torch.Tensor):
+            value = self._token_loss(mb, out, loss) if len(mb.rows) else out.sum() * 0.0
             return value * scale, {}
 
         self._run(micro_batches, scaled, forward_only=False)
@@ -269,15 +270,40 @@ class MegatronActor:
 
     # ------------------------------------------------------------------ plumbing
 
-    def _logprobs(self, mb: MicroBatch, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(log-prob, entropy) of the micro-batch's loss tokens, from [b, s, V/TP] logits."""
-        return dispatch.token_logprob(
-            logits.flatten(0, 1)[mb.rows],
+    def _logprobs(self, mb: MicroBatch, out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(log-prob, entropy) of the micro-batch's loss tokens.
+
+        `out` is what the last stage returns: [b, s, H] (output layer fused with the loss) or
+        [b, s, V/TP] logits.
+        """
+        rows = out.flatten(0, 1)[mb.rows]
+        if self.config.model.output_layer == "fused":
+            return linear_logprob(rows, self._output_weight(), mb.targets, **self._vocabulary())
+        # The selected rows are a copy of ours: their gradient may overwrite them.
+        return token_logprob(rows, mb.targets, in_place=True, **self._vocabulary())
+
+    def _token_loss(self, mb: MicroBatch, out: torch.Tensor, loss: Callable) -> torch.Tensor:
+        """Σ loss over the micro-batch's tokens; `loss` is called with columns, log-probs and
+        entropies of all of them, or of one chunk after the other."""
+        if self.config.model.output_layer == "logits":
+            return loss(mb.columns, *self._logprobs(mb, out))
+        return linear_logprob_loss(
+            out.flatten(0, 1)[mb.rows],
+            self._output_weight(),
             mb.targets,
-            temperature=self.config.rollout.temperature,
-            vocab_size=self.shape.vocab,
-            group=ps.get_tensor_model_parallel_group(),
+            lambda logprob, entropy, rows: loss(mb.columns.cut(rows), logprob, entropy),
+            **self._vocabulary(),
         )
+
+    def _output_weight(self) -> torch.Tensor:
+        return self.model.chunks[-1].output_layer.loss_weight
+
+    def _vocabulary(self) -> dict:
+        return {
+            "temperature": self.config.rollout.temperature,
+            "vocab_size": self.shape.vocab,
+            "group": ps.get_tensor_model_parallel_group(),
+        }
 
     def _run(self, micro_batches: list[MicroBatch], loss: Callable, forward_only: bool) -> None:
         """Megatron's schedule over the micro-batches; `loss` runs on the last stage."""
@@ -294,7 +320,7 @@ class MegatronActor:
                 packed_seq_params=_packed_params(mb),
                 **kwargs,
             )
-            return out, lambda logits: loss(mb, logits)
+            return out, lambda last: loss(mb, last)
 
         several = len(self.chunks) > 1
         iterators = [iter(micro_batches) for _ in self.chunks]

@@ -17,6 +17,11 @@ from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_layer_local_spec,
     get_gpt_layer_with_transformer_engine_spec,
 )
+from megatron.core.tensor_parallel import (
+    ColumnParallelLinear,
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+)
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_block import (
     TransformerBlockSubmodules,
@@ -92,6 +97,25 @@ class SdpaAttention(MegatronModule):
         return F.scaled_dot_product_attention(
             q, k, v, is_causal=True, scale=self.scale, enable_gqa=q.size(1) != k.size(1)
         )
+
+
+class HiddenOutputLayer(ColumnParallelLinear):
+    """An output layer that hands its input to the loss instead of making logits of it.
+
+    The loss multiplies with `loss_weight` itself, in chunks (`kernels/linear_logprob.py`). The
+    input goes through the same tensor-parallel regions as in the original: its gradient is summed
+    over the ranks.
+    """
+
+    loss_weight: torch.Tensor
+
+    def forward(self, input_, weight=None, runtime_gather_output=None):
+        self.loss_weight = self.weight if weight is None else weight
+        if self.sequence_parallel:
+            hidden = gather_from_sequence_parallel_region(input_, tensor_parallel_output_grad=True)
+        else:
+            hidden = copy_to_tensor_model_parallel_region(input_)
+        return hidden, None
 
 
 def block_spec(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:

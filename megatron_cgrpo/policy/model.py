@@ -17,7 +17,7 @@ from megatron_cgrpo.conversion.rules import padded_vocab
 from megatron_cgrpo.conversion.safetensors_io import HFCheckpoint
 from megatron_cgrpo.conversion.shape import ModelShape
 from megatron_cgrpo.policy import cpu
-from megatron_cgrpo.policy.layers import block_spec, has_transformer_engine
+from megatron_cgrpo.policy.layers import HiddenOutputLayer, block_spec, has_transformer_engine
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -115,6 +115,10 @@ def build_model(shape: ModelShape, config: Config) -> PolicyModel:
                 post_process=ps.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp),
                 vp_stage=vp,
             )
+        if chunk.post_process and config.model.output_layer == "fused":
+            # GPTModel names the class of its output layer itself (a hook comes with 0.18); changing
+            # the class keeps its parameters and their names.
+            chunk.output_layer.__class__ = HiddenOutputLayer
         if shape.rope_scaling is not None:
             _scale_rope(chunk, shape)
         if torch.cuda.is_available():

@@ -20,7 +20,7 @@ from megatron_cgrpo.worlds import chain
 from megatron_cgrpo.worlds.warm_start import shipped_policy
 
 METHODS = ("grpo", "critique_grpo")
-STEPS = 100
+STEPS = 70
 TRAIN_PROBLEMS, TEST_PROBLEMS = 600, 200
 RESPONSES = {"grpo": 16, "critique_grpo": 8}
 """Responses a problem. Critique-GRPO samples up to 8 refinements more for a failed group, so GRPO
@@ -75,7 +75,7 @@ def quickstart_config(root: Path, policy: Path, method: str, seed: int, steps: i
     """The configuration of one run; the same for both methods but for the algorithm."""
     algorithm: dict[str, Any] = {"method": method, "responses": RESPONSES[method]}
     if method == "critique_grpo":
-        algorithm |= {"critique": "cot", "refinements": 4}
+        algorithm |= {"critique": "cot", "refinements": 1}
     return parse_config(
         {
             "run": {"name": method, "directory": str(root), "seed": seed},

@@ -29,7 +29,7 @@ STEPS = 2500
 EXAMPLES_PER_STEP = 48
 LEARNING_RATE = 2e-3
 RANKS = 2
-SHIPPED = Path(__file__).with_name("warm_start")
+SHIPPED = Path(__file__).with_name("warm_start_data")
 """The result of `cgrpo warm-start`, weights in bfloat16."""
 
 

@@ -21,7 +21,11 @@ from tests.groups import groups
 def make_config(case, root):
     return parse_config(
         {
-            "model": {"path": root, "dtype": "float32"},
+            "model": {
+                "path": root,
+                "dtype": "float32",
+                "output_layer": case.get("output_layer", "fused"),
+            },
             "data": {"path": "unused"},
             "parallel": {
                 "world_size": dist.get_world_size() if dist.is_initialized() else case["world"],

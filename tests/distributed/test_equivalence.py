@@ -8,10 +8,15 @@ from tests.distributed.launch import run_ranks
 from tests.tiny import FAMILIES, make_model
 
 LAYOUTS = {
-    1: [{"tp": 1, "pp": 1}, {"tp": 1, "pp": 1, "packing": "packed", "temperature": 0.6}],
+    1: [
+        {"tp": 1, "pp": 1},
+        {"tp": 1, "pp": 1, "packing": "packed", "temperature": 0.6},
+        {"tp": 1, "pp": 1, "output_layer": "logits", "micro": 4096},
+    ],
     2: [
         {"tp": 2, "pp": 1},
         {"tp": 2, "pp": 1, "sp": True},
+        {"tp": 2, "pp": 1, "output_layer": "logits"},
         {"tp": 1, "pp": 2, "micro": 256},
         {"tp": 1, "pp": 1, "measure": False},
         {"tp": 1, "pp": 1, "sharded": True},

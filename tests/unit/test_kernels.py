@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from megatron_cgrpo.config.schema import Algorithm
 from megatron_cgrpo.kernels.policy_loss import SUMS, LossColumns, policy_loss_reference
-from megatron_cgrpo.kernels.token_logprob import token_logprob_reference
+from megatron_cgrpo.kernels.token_logprob import token_logprob
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 2.0])
@@ -22,9 +22,7 @@ def test_token_logprob_and_gradients(temperature, vocab):
     logits = (torch.randn(20, padded) * 4).requires_grad_()
     targets = torch.randint(0, vocab, (20,))
     before = logits.detach().clone()
-    logp, entropy = token_logprob_reference(
-        logits, targets, temperature=temperature, vocab_size=vocab
-    )
+    logp, entropy = token_logprob(logits, targets, temperature=temperature, vocab_size=vocab)
     a, b = torch.randn(20), torch.randn(20)
     (logp * a + entropy * b).sum().backward()
     ref = before[:, :vocab].double().requires_grad_()
@@ -41,11 +39,11 @@ def test_token_logprob_and_gradients(temperature, vocab):
 
 def test_token_logprob_extremes():
     logits = torch.tensor([[1e4, -1e4, 0.0], [-torch.inf, 0.0, -torch.inf]], requires_grad=True)
-    logp, entropy = token_logprob_reference(logits, torch.tensor([1, 1]))
+    logp, entropy = token_logprob(logits, torch.tensor([1, 1]))
     assert logp.tolist() == [-2e4, 0.0] and entropy.tolist() == [0.0, 0.0]
     (logp + entropy).sum().backward()
     assert torch.isfinite(logits.grad).all()
-    empty, _ = token_logprob_reference(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64))
+    empty, _ = token_logprob(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64))
     assert empty.shape == (0,)
 
 
