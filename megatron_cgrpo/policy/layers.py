@@ -11,6 +11,7 @@ import copy
 import importlib.util
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_layer_specs import (
@@ -19,7 +20,6 @@ from megatron.core.models.gpt.gpt_layer_specs import (
 )
 from megatron.core.tensor_parallel import (
     ColumnParallelLinear,
-    copy_to_tensor_model_parallel_region,
     gather_from_sequence_parallel_region,
 )
 from megatron.core.transformer.module import MegatronModule
@@ -99,6 +99,25 @@ class SdpaAttention(MegatronModule):
         )
 
 
+class _SumGradient(torch.autograd.Function):
+    """Identity whose gradient is summed over the tensor-parallel ranks.
+
+    Megatron's `copy_to_tensor_model_parallel_region` (0.16) reduces a copy and returns the original
+    when the gradient is not contiguous, as it is not behind GPTModel's final transpose.
+    """
+
+    @staticmethod
+    def forward(ctx, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad: torch.Tensor):
+        grad = grad.contiguous()
+        dist.all_reduce(grad, group=ctx.group)
+        return grad, None
+
+
 class HiddenOutputLayer(ColumnParallelLinear):
     """An output layer that hands its input to the loss instead of making logits of it.
 
@@ -114,7 +133,7 @@ class HiddenOutputLayer(ColumnParallelLinear):
         if self.sequence_parallel:
             hidden = gather_from_sequence_parallel_region(input_, tensor_parallel_output_grad=True)
         else:
-            hidden = copy_to_tensor_model_parallel_region(input_)
+            hidden = _SumGradient.apply(input_, parallel_state.get_tensor_model_parallel_group())
         return hidden, None
 
 
