@@ -46,6 +46,10 @@ def run_quickstart(directory: str, seed: int = 0, steps: int | None = None) -> i
             code = launch.run(config)
             if code:
                 return code
+            done = [r["step"] for r in read_metrics(root / method)]
+            if max(done, default=0) < (steps or STEPS):
+                print("stopped before the end: no comparison", flush=True)
+                return 130
             results[method] = summarize(root / method)
     summary = {
         **results,
