@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.distributed.launch import run_ranks
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -33,6 +35,13 @@ def run_cases(name: str, **env: str) -> None:
 
 def test_values_under_the_interpreter():
     run_cases("interpreted_cases", TRITON_INTERPRET="1")
+
+
+@pytest.mark.parametrize(("world", "interpret"), [(2, True), (4, True), (2, False)])
+def test_tensor_parallel_ranks(world, interpret, tmp_path):
+    env = {"TRITON_INTERPRET": "1"} if interpret else {}
+    report = run_ranks(world, "tests.kernels.tp_worker", {}, tmp_path, env)
+    assert report["error"] < 1e-5 and report["triton"] == interpret
 
 
 def test_machine_code_of_every_configuration(tmp_path):

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_cgrpo.config.schema import Algorithm
+from megatron_cgrpo.kernels import linear_logprob as linear
 from megatron_cgrpo.kernels.policy_loss import SUMS, LossColumns, policy_loss_reference
 from megatron_cgrpo.kernels.token_logprob import token_logprob
 
@@ -147,3 +148,57 @@ def test_clip_of_refinements_only_stops_negative_advantages():
         policy_loss_reference(lp, one, columns, o)[0].backward()
         slope = 0.1 * 0.05 / 0.15**2
         assert lp.grad.item() == pytest.approx(-advantage * slope if moves else 0.0, rel=1e-5)
+
+
+@pytest.mark.parametrize("form", ["recompute", "inside"])
+def test_linear_logprob(form, monkeypatch):
+    """Chunks of a few tokens; float64 on the whole logits is the reference."""
+    monkeypatch.setattr(linear, "CHUNK_BYTES_CPU", 1)
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(70, 12), torch.randn(40, 12)
+    targets, a = torch.randint(0, 37, (70,)), torch.randn(70)
+    wide = [hidden.double().requires_grad_(), weight.double().requires_grad_()]
+    lsm = torch.log_softmax((wide[0] @ wide[1].t())[:, :37] / 0.7, -1)
+    logp = lsm.gather(1, targets[:, None])[:, 0]
+    entropy = -(lsm.exp() * lsm).sum(-1)
+    want = (logp * a).sum() + 0.3 * entropy.sum()
+    (2 * want).backward()
+    leaves = [hidden.clone().requires_grad_(), weight.clone().requires_grad_()]
+    settings = {"temperature": 0.7, "vocab_size": 37}
+    seen = []
+
+    def chunk_loss(lp, ent, rows):
+        seen.append(rows)
+        return (lp * a[rows]).sum() + 0.3 * ent.sum()
+
+    if form == "inside":
+        loss = linear.linear_logprob_loss(*leaves, targets, chunk_loss, **settings)
+        assert len(seen) == 5
+    else:
+        lp, ent = linear.linear_logprob(*leaves, targets, **settings)
+        loss = chunk_loss(lp, ent, slice(None))
+    (2 * loss).backward()
+    torch.testing.assert_close(loss.double(), want, rtol=1e-5, atol=1e-4)
+    for got, ref in zip(leaves, wide):
+        torch.testing.assert_close(got.grad.double(), ref.grad, rtol=1e-4, atol=1e-4)
+    if form == "inside":
+        again = linear.linear_logprob_loss(*leaves, targets, chunk_loss, **settings)
+        again.backward(retain_graph=True)
+        with pytest.raises(RuntimeError, match="once"):
+            again.backward()
+
+
+def test_scoring_and_training_see_the_same_bits():
+    """On-policy identity at the level of the kernels: both forms share their forward pass."""
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(50, 16), torch.randn(300, 16)
+    targets = torch.randint(0, 300, (50,))
+    scored, _ = linear.linear_logprob(hidden, weight, targets)
+    trained = []
+
+    def keep(lp, ent, rows):
+        trained.append(lp.detach().clone())
+        return lp.sum()
+
+    linear.linear_logprob_loss(hidden.requires_grad_(), weight, targets, keep)
+    assert torch.equal(torch.cat(trained), scored)
