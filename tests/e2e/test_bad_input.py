@@ -8,7 +8,7 @@ import shutil
 import pytest
 import yaml
 
-from tests.e2e.world import finish, start, write_config
+from tests.e2e.world import finish, leftovers, start, write_config
 
 
 @pytest.fixture(scope="module")
@@ -98,3 +98,13 @@ def test_a_tokenizer_that_does_not_fit_the_model(root, tmp_path):
     assert "more tokens than the model" in refuse(
         root / "good.yaml", f"model.tokenizer={tokenizer}"
     )
+
+
+def test_an_engine_that_does_not_start_shows_its_last_words(root):
+    """Found while the run starts: exit code 1, the engine's own lines, nothing left behind."""
+    overrides = ["run.name=noengine", "rollout.extra_args=[--no-such-option]"]
+    code, out, err = finish(start(root / "good.yaml", *overrides), timeout_s=200)
+    assert code == 1, out + err
+    assert "error: the vLLM server exited with code" in err and "no-such-option" in err
+    assert err.count("error: the vLLM server") == 1 and "Traceback" not in err
+    assert leftovers(root) == []

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 
+import psutil
 import pytest
 import torch
 
@@ -16,6 +17,7 @@ from tests.e2e.world import finish, leftovers, start, write_config
 
 TP2_PP2 = {"world_size": 4, "tensor": 2, "pipeline": 2, "sequence_parallel": True}
 DP2 = {"world_size": 2, "tensor": 1}
+WANDB = {"mode": "offline", "project": "test", "id": None}
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +25,7 @@ def runs(tmp_path_factory):
     """Two steps of the same run at two layouts."""
     root = tmp_path_factory.mktemp("e2e")
     for name, parallel in (("tp2pp2", TP2_PP2), ("dp2", DP2)):
-        config = write_config(root, name, parallel=parallel)
+        config = write_config(root, name, parallel=parallel, logging={"wandb": WANDB})
         code, out, err = finish(start(config))
         assert code == 0, out + err
         assert "step    2/2" in out
@@ -78,24 +80,48 @@ def test_export_is_complete_and_differs_from_the_start(runs):
     assert len(changed) == len(before.shapes())
 
 
+def test_wandb_is_written_offline(runs):
+    assert list((runs / "dp2").glob("wandb/offline-run-*/*.wandb"))
+
+
 def test_nothing_is_left_running(runs):
     assert leftovers(runs) == []
 
 
-def test_sigterm_stops_between_steps_with_a_usable_state(runs):
-    config = write_config(runs, "stopped", parallel=DP2, training={"steps": 50})
-    process = start(config)
-    metrics = runs / "stopped" / "metrics.jsonl"
+def wait_for_step(run, step, process):
     deadline = time.monotonic() + 300
-    while not (metrics.exists() and any('"step": 1' in x for x in metrics.open())):
+    while True:
+        rows = read_metrics(run) if (run / "metrics.jsonl").exists() else []
+        if any(r["step"] >= step and "reward/initial" in r for r in rows):
+            return
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.2)
+
+
+def test_a_killed_engine_is_replaced_and_sigterm_stops_cleanly(runs):
+    """The engine dies in mid-run: the run goes on. SIGTERM: it stops with a usable state."""
+    config = write_config(runs, "stopped", parallel=DP2, training={"steps": 200})
+    process = start(config)
+    run = runs / "stopped"
+    wait_for_step(run, 1, process)
+    engines = [
+        p
+        for p in psutil.Process(process.pid).children(recursive=True)
+        if "api_server" in " ".join(p.cmdline())
+    ]
+    for core in engines[0].children(recursive=True):
+        core.kill()
+    killed_after = max(r["step"] for r in read_metrics(run))
+    wait_for_step(run, killed_after + 2, process)
+    row = read_metrics(run)[-1]
+    assert row["engine/restarts"] == 1 and row["engine/lost_requests"] >= 1
+    assert row["policy/engine_gap_max"] < 1e-4
     process.send_signal(signal.SIGTERM)
     code, out, err = finish(process)
     assert code == 0, out + err
     steps = [r["step"] for r in read_metrics(runs / "stopped") if "reward/initial" in r]
     last = steps[-1]
-    assert steps == list(range(1, last + 1)) and last < 50
+    assert steps == list(range(1, last + 1)) and last < 200
     export = runs / "stopped" / "checkpoints" / f"step_{last:06d}"
     assert HFCheckpoint(export).shapes()
     assert leftovers(runs) == []
