@@ -297,6 +297,14 @@ class Training(Section):
     max_skipped_updates: Positive = 3
     """Updates with a NaN or infinite gradient are skipped; the run stops after this many in a
     row."""
+    resume: str = "auto"
+    """auto: continue the run directory's last complete checkpoint where there is one; never; or the
+    path of a checkpoint (`…/state/step_000010`) of any run."""
+    checkpoint_every: Natural = 0
+    """Steps between training checkpoints (weights, optimizer, schedule, data position); the last
+    step always writes one. 0: only the last."""
+    keep_checkpoints: Positive = 2
+    """Newest training checkpoints that stay."""
     save_every: Natural = 0
     """Steps between exports of the policy as a Hugging Face directory; the last is always
     written."""

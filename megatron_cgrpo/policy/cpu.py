@@ -7,6 +7,7 @@ Inactive when CUDA is there: `install` and `cuda_names` then do nothing. What is
   TorchFunctionMode that is entered only there (`cuda_names`), since it costs 1.6–1.9× on tiny
   models when it is always on;
 * the CUDA RNG tracker, on CPU generators;
+* loading Adam's state without TransformerEngine (`_load_without_step`);
 * `schedules.py`'s `torch.zeros(..., device="cuda")`, on the hot path: a module-local `torch`.
 
 All of it is needed by releases 0.16–0.19 (read from their sources), verified with 0.16.1.
@@ -84,6 +85,25 @@ def install() -> None:
                 torch.set_rng_state(outer)
 
     rng.CudaRNGStatesTracker = CpuRNGStatesTracker
+    _load_without_step()
+
+
+def _load_without_step() -> None:
+    """Loading the distributed optimizer sets every entry of Adam's state from the checkpoint's
+    tensors; torch's Adam (used without TransformerEngine and apex) has a `step` there, which is
+    saved elsewhere.
+    """
+    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+    def set_states(self, model_param, tensors):
+        group, order = self.model_param_group_index_map[model_param]
+        main = self.optimizer.param_groups[group]["params"][order]
+        with torch.no_grad():
+            for name, value in {"param": main, **self.optimizer.state[main]}.items():
+                if name != "step":
+                    value.copy_(tensors[name])
+
+    DistributedOptimizer._set_main_param_and_optimizer_states = set_states
 
 
 def _current_device() -> torch.device:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from pathlib import Path
@@ -13,21 +14,27 @@ from rich.console import Console
 
 from megatron_cgrpo.config.errors import ConfigError
 from megatron_cgrpo.config.schema import Config
+from megatron_cgrpo.policy.states import STATES, is_complete, latest_state
 
 
 def prepare_run_directory(config: Config) -> Path:
     """Create the run's directory and write the resolved configuration there.
 
+    A directory whose run is to be continued (`training.resume`) stays as it is.
+
     Raises:
-        ConfigError: when it holds the metrics of another run and `run.overwrite` is off.
+        ConfigError: when it holds an earlier run that is neither continued nor overwritten, or
+            the checkpoint to resume from is not there.
     """
     root = Path(config.run.directory).expanduser().absolute() / config.run.name
-    if (root / "metrics.jsonl").exists():
-        if not config.run.overwrite:
-            raise ConfigError(
-                f"{root} holds an earlier run; choose another run.name or set run.overwrite=true"
-            )
-        shutil.rmtree(root)
+    if config.run.overwrite:
+        shutil.rmtree(root, ignore_errors=True)
+    if (root / "metrics.jsonl").exists() and resume_from(config, root) is None:
+        raise ConfigError(
+            f"{root} holds an earlier run without a checkpoint to continue from; choose another "
+            "run.name or set run.overwrite=true"
+        )
+    resume_from(config, root)
     try:
         root.mkdir(parents=True, exist_ok=True)
         (root / "config.yaml").write_text(
@@ -38,12 +45,33 @@ def prepare_run_directory(config: Config) -> Path:
     return root
 
 
+def resume_from(config: Config, root: Path) -> Path | None:
+    """The training checkpoint that this run continues; None for a fresh start.
+
+    Raises:
+        ConfigError: when `training.resume` names a path that holds no complete checkpoint.
+    """
+    wanted = config.training.resume
+    if wanted == "never":
+        return None
+    if wanted == "auto":
+        return latest_state(root / STATES)
+    if not is_complete(Path(wanted)):
+        raise ConfigError(f"training.resume={wanted} is not a complete training checkpoint")
+    return Path(wanted)
+
+
 class RunLogger:
     """Writes what happens; every line is flushed, so that a killed run loses none."""
 
-    def __init__(self, config: Config, root: Path) -> None:
+    def __init__(self, config: Config, root: Path, resumed: dict[str, Any] | None = None) -> None:
         self.root = root
         self.console = Console(quiet=not config.logging.progress, soft_wrap=True)
+        if resumed is not None:
+            # Steps after the checkpoint are done again.
+            for name in ("metrics.jsonl", "samples.jsonl"):
+                _keep_steps(root / name, resumed["step"])
+        self.wandb_id = config.logging.wandb.id or (resumed or {}).get("wandb_id")
         self._metrics = open(root / "metrics.jsonl", "a", encoding="utf-8")
         self._samples = open(root / "samples.jsonl", "a", encoding="utf-8")
         self._wandb = self._start_wandb(config)
@@ -55,10 +83,12 @@ class RunLogger:
             return None
         import wandb
 
+        self.wandb_id = self.wandb_id or wandb.util.generate_id()
         return wandb.init(
             project=w.project,
             name=config.run.name,
-            id=w.id,
+            id=self.wandb_id,
+            resume="allow",
             mode=w.mode,
             dir=str(self.root),
             config=config.model_dump(mode="json"),
@@ -86,6 +116,22 @@ class RunLogger:
         self._samples.close()
         if self._wandb is not None:
             self._wandb.finish()
+
+
+def _keep_steps(path: Path, last: int) -> None:
+    """Drop the lines of steps after `last`, and a line that a crash cut short."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        try:
+            if json.loads(line)["step"] <= last:
+                kept.append(line)
+        except json.JSONDecodeError:
+            continue
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text("".join(kept), encoding="utf-8")
+    os.replace(partial, path)
 
 
 def step_line(step: int, steps: int, m: dict[str, Any]) -> str:

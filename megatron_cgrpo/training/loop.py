@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
@@ -15,17 +16,18 @@ from megatron_cgrpo.config.schema import Config
 from megatron_cgrpo.conversion.safetensors_io import HFCheckpoint, write_hf
 from megatron_cgrpo.conversion.shape import ModelShape
 from megatron_cgrpo.policy.parallel import initialize, shutdown
+from megatron_cgrpo.policy.states import STATES, read_run_state
 from megatron_cgrpo.training.controller import Controller
 from megatron_cgrpo.training.exchange import StopSignal, share_batch, share_error
-from megatron_cgrpo.training.logger import RunLogger, step_line
+from megatron_cgrpo.training.logger import RunLogger, resume_from, step_line
 from megatron_cgrpo.training.metrics import lineages, rollout_metrics, update_metrics
 
 
 def train(config: Config, root: Path) -> None:
     """Run the whole training of `config` in the run directory `root`; on every rank."""
     with Session(config, root) as s:
-        s.validate(step=0)
-        for step in range(1, config.training.steps + 1):
+        s.validate(s.first_step - 1)
+        for step in range(s.first_step, config.training.steps + 1):
             with s.timed("rollout_s"):
                 batch = s.rollout(step)
             with s.fleet_asleep():
@@ -39,8 +41,10 @@ def train(config: Config, root: Path) -> None:
                     s.push_weights()
             s.report(step, update_metrics(scores, updates))
             stop = s.stop.agreed()
-            s.validate(step, last=stop or step == config.training.steps)
-            s.save(step, last=stop or step == config.training.steps)
+            last = stop or step == config.training.steps
+            s.validate(step, last)
+            s.checkpoint(step, last)
+            s.export(step, last)
             if stop:
                 break
 
@@ -52,6 +56,8 @@ class Session:
         self.config, self.root = config, root
         self.stop = StopSignal()
         self.version = 0
+        self.first_step = 1
+        self._resumed: dict[str, Any] | None = None
         self._times: dict[str, float] = {}
         self._groups_metrics: dict[str, float] = {}
         self._push: dict[str, float] = {}
@@ -64,18 +70,27 @@ class Session:
         hf = check_model(config)
         shape = ModelShape.from_hf(hf)
         context = min(config.model.context_length or shape.context, shape.context)
+        self._checkpoint = resume_from(config, self.root)
+        if self._checkpoint is not None:
+            self._resumed = read_run_state(self._checkpoint)
+            self.first_step, self.version = self._resumed["step"] + 1, self._resumed["version"]
         initialize(config.parallel, config.run.seed, t.collective_timeout_s)
         try:
             self._on_rank_zero(lambda: self._start_controller(context))
             # Imported late: Megatron and vLLM load while the servers start.
             from megatron_cgrpo.policy.actor import MegatronActor
+            from megatron_cgrpo.policy.checkpoint import load_state
             from megatron_cgrpo.rollout.weight_sync import WeightSync
 
-            checkpoint = HFCheckpoint(config.model.path)
-            self.actor = MegatronActor(config, shape, checkpoint)
+            self.actor = MegatronActor(config, shape, HFCheckpoint(config.model.path))
+            if self._resumed is not None:
+                load_state(self.actor, self._checkpoint)
             self._on_rank_zero(lambda: self.controller.wait_ready())
             fleet = self.controller.fleet if self.controller else None
             self.sync = WeightSync(config, self.actor.model, fleet)
+            if self.version > 0:
+                # The engines have loaded the initial weights.
+                self.sync.push(self.version)
         except BaseException:
             self._close()
             raise
@@ -91,8 +106,11 @@ class Session:
             shutdown()
 
     def _start_controller(self, context: int) -> None:
-        self.logger = RunLogger(self.config, self.root)
+        self.logger = RunLogger(self.config, self.root, self._resumed)
         self.controller = Controller(self.config, context, self.logger)
+        if self._resumed is not None:
+            self.controller.sampler.load_state_dict(self._resumed["sampler"])
+            self.logger.say(f"continuing after step {self._resumed['step']} ({self._checkpoint})")
 
     def _close(self) -> None:
         if self.controller is not None:
@@ -177,6 +195,8 @@ class Session:
         every = self.config.validation.every
         if not (step == 0 or last or (every and step % every == 0)):
             return
+        if self._resumed is not None and step == self._resumed["step"]:
+            return  # scored before the checkpoint was written
         self._on_rank_zero(lambda: self._validate(step))
         self._step_start = time.perf_counter()
 
@@ -186,7 +206,36 @@ class Session:
             self.logger.step(step, {"validation/accuracy": score})
             self.logger.say(f"step {step:>4}  validation accuracy {score:.3f}")
 
-    def save(self, step: int, last: bool = False) -> None:
+    def checkpoint(self, step: int, last: bool) -> None:
+        """Write the training state every N steps and at the end.
+
+        One that fails (full disk) is reported and the run goes on with the older ones; the last
+        one raises.
+        """
+        every = self.config.training.checkpoint_every
+        if not (last or (every and step % every == 0)):
+            return
+        from megatron_cgrpo.policy.checkpoint import save_state
+
+        run_state: dict[str, Any] = {}
+        if self.controller is not None:
+            run_state = {
+                "step": step,
+                "version": self.version,
+                "sampler": self.controller.sampler.state_dict(),
+                "wandb_id": self.logger.wandb_id,
+                "config": self.config.model_dump(mode="json"),
+            }
+        keep = self.config.training.keep_checkpoints
+        try:
+            save_state(self.actor, self.root / STATES, step, run_state, keep)
+        except OSError as e:
+            if last:
+                raise
+            if self.logger is not None:
+                self.logger.say(f"[bold red]checkpoint of step {step} failed: {e}[/]")
+
+    def export(self, step: int, last: bool = False) -> None:
         """Export the policy as a Hugging Face directory every N steps and at the end.
 
         A periodic export that fails (full disk) is reported and the run goes on; the last one
