@@ -384,6 +384,11 @@ class Config(Section):
                 f"training.micro_batch_tokens = {self.training.micro_batch_tokens} is less than "
                 f"one longest sequence of {longest} tokens"
             )
+        if self.validation.temperature == 0 and self.validation.samples > 1:
+            raise ValueError(
+                "validation.temperature=0 is greedy: every sample would be the same; set "
+                "validation.samples=1"
+            )
         needed = self.rollout.servers * self.rollout.tensor
         own_gpus = self.rollout.placement == "split" and not self.rollout.urls
         if own_gpus and len(self.rollout.gpus) != needed:

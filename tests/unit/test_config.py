@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import yaml
 
 from megatron_cgrpo.config import ConfigError, apply_overrides, load_config, parse_config
+from megatron_cgrpo.config.checks import check_model
 from megatron_cgrpo.config.presets import METHODS
 from megatron_cgrpo.config.reference import reference
 
@@ -35,6 +37,7 @@ def config(**sections):
         ({"training": {"micro_batch_tokens": 100}}, "less than one longest sequence"),
         ({"rollout": {"temperature": 0}}, "rollout.temperature"),
         ({"rollout": {"placement": "split"}}, "rollout.gpus"),
+        ({"validation": {"temperature": 0, "samples": 4}}, "greedy"),
         ({"model": {"path": "m", "context_length": 100}}, "exceeds"),
         (
             {
@@ -111,3 +114,33 @@ def test_the_reference_page_is_current():
 
 def test_every_option_is_documented():
     assert not [line for line in reference().splitlines() if line.endswith("|  |")]
+
+
+LLAMA_70B = {
+    "model_type": "llama",
+    "num_hidden_layers": 80,
+    "hidden_size": 8192,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "intermediate_size": 28672,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+}
+
+
+@pytest.mark.parametrize(
+    ("sections", "expected"),
+    [
+        ({}, "70.6B parameters needs about .* GiB"),
+        ({"parallel": {"world_size": 7, "tensor": 7}}, "does not divide the model's 64"),
+        ({"parallel": {"world_size": 3, "pipeline": 3}}, "80 layers do not divide into 3"),
+        ({"rollout": {"tensor": 3}}, "rollout.tensor=3 does not divide"),
+    ],
+)
+def test_model_and_machine_are_checked_before_anything_starts(sections, expected, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_70B))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ConfigError, match=expected):
+        check_model(parse_config({**BASE, "model": {"path": str(tmp_path)}, **sections}))
