@@ -10,13 +10,11 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
+from megatron_cgrpo.feedback.text import boxes, without_thinking
 from megatron_cgrpo.types import Problem, Verdict
 
-# Longer responses are cut to their end: the final answer stands there.
-MAX_CHARACTERS = 40_000
 MAX_ANSWER = 400
 
-_THINK = re.compile(r"<think>.*?</think>", re.DOTALL)
 _MARKED = re.compile(r"(?:final answer|answer)(?:\s+is)?\s*[:=]?\s*([^\n]+)", re.IGNORECASE)
 _NUMBER = re.compile(r"-?\$?\d[\d,]*(?:\.\d+)?(?:/\d+)?%?")
 
@@ -45,10 +43,10 @@ def verify_math(problem: Problem, response: str) -> Verdict:
 def extract_answer(response: str) -> str | None:
     """The last \\boxed{…} outside a closed thinking block, else an "answer is …", else the last
     number."""
-    text = _THINK.sub(" ", response[-MAX_CHARACTERS:])
-    boxed = last_boxed(text)
-    if boxed is not None:
-        return boxed[:MAX_ANSWER]
+    text = without_thinking(response)
+    boxed = boxes(text)
+    if boxed:
+        return boxed[-1][1][:MAX_ANSWER]
     marked = _MARKED.findall(text)
     if marked:
         candidate = marked[-1].strip().strip("*").strip().rstrip(".")
@@ -56,19 +54,6 @@ def extract_answer(response: str) -> str | None:
             return candidate[:MAX_ANSWER]
     numbers = _NUMBER.findall(text)
     return numbers[-1] if numbers else None
-
-
-def last_boxed(text: str) -> str | None:
-    """Content of the last complete \\boxed{…} with balanced braces."""
-    at = text.rfind("\\boxed{")
-    while at >= 0:
-        depth, start = 1, at + len("\\boxed{")
-        for i in range(start, len(text)):
-            depth += {"{": 1, "}": -1}.get(text[i], 0)
-            if depth == 0:
-                return text[start:i].strip()
-        at = text.rfind("\\boxed{", 0, at)
-    return None
 
 
 _PLAIN_NUMBER = re.compile(r"-?(?:\d+|\d{1,3}(?:,\d{3})+)(?:\.\d+)?|-?\.\d+")

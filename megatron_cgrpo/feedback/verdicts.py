@@ -19,13 +19,23 @@ def _math() -> Verifier:
     return verify_math
 
 
+def _choice() -> Verifier:
+    from megatron_cgrpo.feedback.choice_verifier import verify_choice
+
+    return verify_choice
+
+
 def _chain() -> Verifier:
     from megatron_cgrpo.worlds.chain import verify_chain
 
     return verify_chain
 
 
-VERIFIERS: dict[str, Callable[[], Verifier]] = {"math": _math, "chain": _chain}
+VERIFIERS: dict[str, Callable[[], Verifier]] = {
+    "math": _math,
+    "choice": _choice,
+    "chain": _chain,
+}
 
 
 def check_kinds(kinds: set[str]) -> None:

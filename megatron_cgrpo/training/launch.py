@@ -95,16 +95,15 @@ def run(config: Config) -> int:
 
 def _relay(child: subprocess.Popen, root: Path) -> None:
     """Keep the ranks' standard error in the run directory; show what users can act on."""
-    show = False
+    show = agent = False
     with open(root / "stderr.log", "w", encoding="utf-8") as log:
         for line in child.stderr:
             log.write(line)
             log.flush()
-            # torchrun's own report of failed workers repeats what they said.
+            # torchrun's own report of a failed rank repeats what the rank has said.
+            agent = agent or ("torch/distributed/elastic" in line and "failed" in line)
             if line.startswith(("error: ", "Traceback (most recent call last)")):
                 show = True
-            elif "torch/distributed/elastic" in line or line.startswith(("W1", "E1", "I1")):
-                show = False
-            if show:
+            if show and not agent:
                 sys.stderr.write(line)
                 sys.stderr.flush()

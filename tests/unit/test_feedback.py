@@ -11,9 +11,11 @@ import pytest
 
 from megatron_cgrpo.config.errors import ConfigError
 from megatron_cgrpo.config.schema import Feedback
+from megatron_cgrpo.feedback.choice_verifier import extract_choice, verify_choice
 from megatron_cgrpo.feedback.critics import make_critic
-from megatron_cgrpo.feedback.math_verifier import extract_answer, last_boxed, rational, verify_math
+from megatron_cgrpo.feedback.math_verifier import extract_answer, rational, verify_math
 from megatron_cgrpo.feedback.pool import VerifierPool
+from megatron_cgrpo.feedback.text import boxes, without_thinking
 from megatron_cgrpo.types import Completion, Problem, Sample, Verdict
 
 
@@ -68,7 +70,9 @@ def test_empty_gold_is_not_scored():
 
 
 def test_extraction():
-    assert last_boxed(r"\boxed{\frac{1}{2}} and \boxed{a") == r"\frac{1}{2}"
+    assert boxes(r"\boxed{\frac{1}{2}} and \boxed{a") == [(0, r"\frac{1}{2}")]
+    assert without_thinking("<think>a</think>b") == " b"
+    assert without_thinking("cut off</think>b") == "b"
     assert extract_answer("**Final answer: 12**") == "12"
     assert extract_answer("x" * 100_000) is None
     assert rational("1,234.5") == 1234.5 and rational("1/0") is None and rational("x") is None
@@ -162,3 +166,34 @@ def test_indicative_critics():
     assert make_critic("none", {"math"}) is None
     with pytest.raises(ConfigError, match="step-by-step critic"):
         make_critic("cot", {"math", "chain"})
+
+
+CHOICES = [
+    ("**Answer: D**", "D"),
+    ("so it is \\boxed{\\text{E}}", "E"),
+    ("the answer is C because I computed it", "C"),
+    ("The correct option is (J).", "J"),
+    ("Answer: A\n\nWait, no.\n\nAnswer: B", "B"),
+    ("\\boxed{A} then \\boxed{(B) 12 m/s}", "B"),
+    ("I think about it.\nG", "G"),
+    ("<think>The answer is A</think> Final answer: **F**", "F"),
+    ("The answer is I think hard to say", None),
+    ("A car moves; B is at rest.", None),
+    ("The answer is Apple", None),
+    ("\\boxed{12}", None),
+    ("", None),
+    ("The answer is I.", "I"),
+    ("my choice would be $\\mathbf{H}$", "H"),
+]
+
+
+@pytest.mark.parametrize(("text", "letter"), CHOICES)
+def test_choices(text, letter):
+    assert extract_choice(text) == letter
+    if letter is not None:
+        assert verify_choice(problem(letter, "choice"), text).correct is True
+    assert verify_choice(problem("A" if letter != "A" else "B", "choice"), text).correct is False
+
+
+def test_a_gold_that_is_no_letter_is_not_scored():
+    assert verify_choice(problem("42", "choice"), "Answer: A").correct is None

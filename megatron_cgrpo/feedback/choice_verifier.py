@@ -1,0 +1,51 @@
+"""Multiple choice (GPQA, MMLU-Pro: A–J): the last letter that the response states as its answer."""
+
+from __future__ import annotations
+
+import re
+
+from megatron_cgrpo.feedback.text import boxes, without_thinking
+from megatron_cgrpo.types import Problem, Verdict
+
+LETTERS = "ABCDEFGHIJ"
+
+# What may stand between "answer is" and the letter, and around a letter that stands alone.
+_DECORATION = r"[\s*_(\[{\"'`:$]*(?:\\(?:text|mathrm|mathbf|textbf)\s*\{\s*)?[\s(*]*"
+_STATED = re.compile(
+    r"(?i:\b(?:answer|choice|option)\b)\s*(?:(?i:is|would be|must be)\b)?\s*[:=]?\s*(?i:option\s*)?"
+    + _DECORATION
+    + r"([A-J])(?![A-Za-z0-9'’])"
+)
+_ALONE = re.compile(r"^[\s*_(\[]*([A-J])[\s*_)\].:]*$", re.MULTILINE)
+_IN_BOX = re.compile(_DECORATION + r"([A-J])(?:[\s)\]}.:*$].*)?", re.DOTALL)
+
+
+def verify_choice(problem: Problem, response: str) -> Verdict:
+    """Right if the last stated letter is the gold one; a response that states none is wrong.
+
+    The gold answer is a letter. Nothing is guessed from letters inside sentences.
+    """
+    gold = problem.answer.strip().strip("().").upper()
+    if len(gold) != 1 or gold not in LETTERS:
+        return Verdict(None, None, f"the gold answer {problem.answer[:40]!r} is not a letter A–J")
+    letter = extract_choice(response)
+    if letter is None:
+        return Verdict(False, None, "no choice is stated")
+    return Verdict(letter == gold, letter, "the last stated choice")
+
+
+def extract_choice(response: str) -> str | None:
+    """The letter stated last: in a box, by "the answer is X", or on a line of its own."""
+    text = without_thinking(response)
+    found: list[tuple[int, str]] = []
+    for at, content in boxes(text):
+        inside = _IN_BOX.fullmatch(content.strip())
+        if inside:
+            found.append((at, inside[1]))
+    for m in _STATED.finditer(text):
+        # "the answer is I think …": a pronoun, not the ninth option.
+        if m[1] == "I" and re.match(r"\s+[a-z]", text[m.end() :]):
+            continue
+        found.append((m.start(), m[1]))
+    found += [(m.start(), m[1]) for m in _ALONE.finditer(text)]
+    return max(found)[1] if found else None
