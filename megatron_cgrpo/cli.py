@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import yaml
 
@@ -26,6 +28,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     train.set_defaults(run=_train)
 
+    grade = commands.add_parser("grade", help="verdicts on a file of responses")
+    grade.add_argument("file", type=Path, help='JSONL of {"id", "kind", "answer", "response"}')
+    grade.add_argument("--out", type=Path, required=True, help="JSONL of verdicts")
+    grade.add_argument("--workers", type=int, default=os.cpu_count())
+    grade.set_defaults(run=_grade)
+
     quick = commands.add_parser("quickstart", help="the paper's effect in small, on any machine")
     quick.add_argument("--directory", default="runs/quickstart")
     quick.add_argument("--seed", type=int, default=0)
@@ -39,6 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     warm.set_defaults(run=_warm_start)
 
     args = parser.parse_args(argv)
+    # Dotted paths of the user's (feedback.verifiers) are found from where the command is run, as
+    # with `python -m`.
+    sys.path.insert(0, os.getcwd())
     try:
         return args.run(args)
     except (ConfigError, ValueError, OSError) as e:
@@ -56,8 +67,6 @@ def _train(args: argparse.Namespace) -> int:
 
 
 def _dry_run(config) -> int:
-    from pathlib import Path
-
     from megatron_cgrpo.rollout.server import server_command
     from megatron_cgrpo.training import launch
     from megatron_cgrpo.training.preflight import preflight
@@ -71,6 +80,15 @@ def _dry_run(config) -> int:
         for i in range(config.rollout.servers):
             port = config.rollout.port + i if config.rollout.port else "<free port>"
             print(f"# engine {i}:\n" + " ".join(server_command(config, context, port)))
+    return 0
+
+
+def _grade(args: argparse.Namespace) -> int:
+    from megatron_cgrpo.config.schema import Feedback
+    from megatron_cgrpo.feedback.grade import grade_file
+
+    counts = grade_file(args.file, args.out, Feedback(workers=args.workers))
+    print(", ".join(f"{n} {what}" for what, n in counts.items()))
     return 0
 
 

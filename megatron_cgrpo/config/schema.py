@@ -246,6 +246,8 @@ class Data(Section):
     """Text with {question}: the whole prompt (plain) or the user message (chat)."""
     system: str | None = None
     """System message of the chat template."""
+    shuffle_options: bool = True
+    """Multiple choice: shuffle the options of each problem (fixed by its id)."""
     limit: Positive | None = None
     """Use only the first so many problems of the file."""
     shuffle: bool = True
@@ -275,6 +277,9 @@ class Feedback(Section):
     on_timeout: Literal["wrong", "invalid"] = "wrong"
     """Verdict when a verifier was killed: wrong, or invalid (the sample is left out and
     counted)."""
+    verifiers: dict[str, str] = {}
+    """Verifiers of your own: problem kind → dotted path of a function
+    (Problem, response) → Verdict, run in the same killable processes."""
     refine_prompt: str | None = None
     """File with {question}, {response} and {critique}; default: our own prompt."""
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_cgrpo.config.schema import Fields
+from megatron_cgrpo.data.choices import OPTION_FIELDS, lettered
 from megatron_cgrpo.types import Problem
 
 QUESTION_FIELDS = (
@@ -27,9 +28,15 @@ class DataError(ValueError):
 
 
 def load_problems(
-    path: str | Path, fields: Fields, kind: str, limit: int | None = None
+    path: str | Path,
+    fields: Fields,
+    kind: str,
+    limit: int | None = None,
+    shuffle_options: bool = True,
 ) -> list[Problem]:
     """Problems of a .jsonl or .parquet file, in its order.
+
+    Records of kind `choice` with `options` get lettered ones, shuffled by the problem's id.
 
     Raises:
         DataError: missing file, unknown suffix, a line that does not parse (its number is named),
@@ -45,7 +52,8 @@ def load_problems(
     for number, row in readers[path.suffix](path):
         if limit is not None and len(problems) >= limit:
             break
-        problem = _problem(row, fields, kind, f"{path}, record {number}", str(number))
+        where = f"{path}, record {number}"
+        problem = _problem(row, fields, kind, where, str(number), shuffle_options)
         if problem.id in seen:
             raise DataError(f"{path}, record {number}: the id {problem.id!r} is used twice")
         seen.add(problem.id)
@@ -85,7 +93,12 @@ def _parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _problem(
-    row: dict[str, Any], fields: Fields, kind: str, where: str, fallback_id: str
+    row: dict[str, Any],
+    fields: Fields,
+    kind: str,
+    where: str,
+    fallback_id: str,
+    shuffle_options: bool,
 ) -> Problem:
     messages = row.get("messages")
     if messages is None or fields.question:
@@ -95,14 +108,20 @@ def _problem(
         raise DataError(
             f"{where} has no answer; its fields are {sorted(row)}: name one with data.fields.answer"
         )
+    answer = row[answer_field]
     id_field = fields.id or next((f for f in ID_FIELDS if f in row), None)
-    return Problem(
-        id=str(row[id_field]) if id_field and row.get(id_field) is not None else fallback_id,
-        messages=tuple(messages),
-        answer=normalize_answer(row[answer_field]),
-        kind=str(row.get("kind", kind)),
-        meta=row.get("meta") or {},
-    )
+    name = str(row[id_field]) if id_field and row.get(id_field) is not None else fallback_id
+    kind, meta = str(row.get("kind", kind)), dict(row.get("meta") or {})
+    options = next((row[f] for f in OPTION_FIELDS if row.get(f)), None)
+    if kind == "choice" and options is not None:
+        seed = name if shuffle_options else None
+        try:
+            text, answer, order = lettered(messages[-1]["content"], options, answer, seed)
+        except ValueError as e:
+            raise DataError(f"{where}: {e}") from e
+        messages = (*messages[:-1], {**messages[-1], "content": text})
+        meta["option_order"] = order
+    return Problem(name, tuple(messages), normalize_answer(answer), kind, meta)
 
 
 def _question(row: dict[str, Any], fields: Fields, where: str) -> str:

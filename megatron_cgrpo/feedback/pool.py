@@ -23,7 +23,7 @@ class VerifierPool:
     """
 
     def __init__(self, options: Feedback, kinds: set[str]) -> None:
-        check_kinds(kinds)
+        check_kinds(kinds, options.verifiers)
         self._options, self._kinds = options, sorted(kinds)
         self._idle: asyncio.Queue[asyncio.subprocess.Process | None] = asyncio.Queue()
         self._all: set[asyncio.subprocess.Process] = set()
@@ -66,7 +66,7 @@ class VerifierPool:
             "-m",
             "megatron_cgrpo.feedback.worker",
             str(self._options.memory_mib),
-            ",".join(self._kinds),
+            json.dumps({k: self._options.verifiers.get(k) for k in self._kinds}),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
@@ -83,7 +83,7 @@ class VerifierPool:
             await self._kill(worker)
             raise RuntimeError(
                 "a verifier process did not start; run `python -m megatron_cgrpo.feedback.worker "
-                f"{self._options.memory_mib} {','.join(self._kinds)}` to see why"
+                f"{self._options.memory_mib} KINDS` to see why (kinds: {self._kinds})"
             )
         return worker
 

@@ -5,7 +5,8 @@ Imports nothing heavy at module level: the worker imports a verifier when it fir
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+from collections.abc import Callable, Mapping
 
 from megatron_cgrpo.config.errors import ConfigError
 from megatron_cgrpo.types import Problem, Verdict
@@ -38,14 +39,38 @@ VERIFIERS: dict[str, Callable[[], Verifier]] = {
 }
 
 
-def check_kinds(kinds: set[str]) -> None:
-    """Refuse problems that no verifier can judge.
+def check_kinds(kinds: set[str], own: Mapping[str, str]) -> None:
+    """Refuse problems that no verifier can judge, and verifiers that cannot be imported.
+
+    Args:
+        own: `feedback.verifiers`, kind → dotted path.
 
     Raises:
-        ConfigError: naming the kinds.
+        ConfigError: naming the kinds, or the path and what is wrong with it.
     """
-    unknown = kinds - VERIFIERS.keys()
+    known = VERIFIERS.keys() | own.keys()
+    unknown = kinds - known
     if unknown:
         raise ConfigError(
-            f"no verifier for problems of kind {sorted(unknown)}; known: {sorted(VERIFIERS)}"
+            f"no verifier for problems of kind {sorted(unknown)}; known: {sorted(known)}"
         )
+    for kind in kinds & own.keys():
+        resolve(kind, own)
+
+
+def resolve(kind: str, own: Mapping[str, str]) -> Verifier:
+    """The verifier of a kind; one of `own` goes before ours.
+
+    Raises:
+        ConfigError: when its module or function is not there.
+    """
+    if kind not in own:
+        return VERIFIERS[kind]()
+    module, _, name = own[kind].rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as e:
+        raise ConfigError(f"feedback.verifiers.{kind}={own[kind]} cannot be imported: {e}") from e
+    if not callable(found):
+        raise ConfigError(f"feedback.verifiers.{kind}={own[kind]} is not a function")
+    return found

@@ -7,16 +7,21 @@ import os
 import resource
 import sys
 
-from megatron_cgrpo.feedback.verdicts import VERIFIERS
+from megatron_cgrpo.feedback.verdicts import resolve
 from megatron_cgrpo.types import Problem
 
 
-def main(memory_mib: int, kinds: list[str]) -> None:
-    """Serve until standard input closes."""
+def main(memory_mib: int, kinds: dict[str, str | None]) -> None:
+    """Serve until standard input closes.
+
+    Args:
+        kinds: problem kind → dotted path of a verifier of the user's, or None for ours.
+    """
     replies = os.fdopen(os.dup(1), "w")
     # A library that prints must not garble the protocol.
     os.dup2(2, 1)
-    verifiers = {kind: VERIFIERS[kind]() for kind in kinds}
+    own = {kind: path for kind, path in kinds.items() if path is not None}
+    verifiers = {kind: resolve(kind, own) for kind in kinds}
     with open("/proc/self/statm") as f:
         used = int(f.read().split()[0]) * resource.getpagesize()
     cap = used + (memory_mib << 20)
@@ -42,4 +47,4 @@ def main(memory_mib: int, kinds: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2].split(","))
+    main(int(sys.argv[1]), json.loads(sys.argv[2]))

@@ -37,11 +37,11 @@ class Controller:
         tokenizer = load_tokenizer(config)
         d, v, r = config.data, config.validation, config.rollout
         prompts = PromptBuilder(tokenizer, d, refine_template(config.feedback.refine_prompt))
-        problems = load_problems(d.path, d.fields, d.kind, d.limit)
+        problems = load_problems(d.path, d.fields, d.kind, d.limit, d.shuffle_options)
         self._problems, dropped = within_limit(problems, prompts, r.max_prompt_tokens)
         self._validation = []
         if v.path is not None:
-            held_out = load_problems(v.path, d.fields, d.kind, v.limit)
+            held_out = load_problems(v.path, d.fields, d.kind, v.limit, d.shuffle_options)
             self._validation, more = within_limit(held_out, prompts, r.max_prompt_tokens)
             dropped += more
         if dropped:

@@ -23,11 +23,13 @@ def preflight(config: Config) -> ModelShape:
     shape = ModelShape.from_hf(check_model(config))
     _check_tokenizer(config, shape)
     d, v = config.data, config.validation
-    problems = load_problems(d.path, d.fields, d.kind, d.limit)
+    problems = load_problems(d.path, d.fields, d.kind, d.limit, d.shuffle_options)
     kinds = {p.kind for p in problems}
     if v.path is not None:
-        kinds |= {p.kind for p in load_problems(v.path, d.fields, d.kind, v.limit)}
-    check_kinds(kinds)
+        kinds |= {
+            p.kind for p in load_problems(v.path, d.fields, d.kind, v.limit, d.shuffle_options)
+        }
+    check_kinds(kinds, config.feedback.verifiers)
     check_count(config, len(problems))
     if config.algorithm.refines:
         make_critic(config.algorithm.critique, kinds)

@@ -178,3 +178,22 @@ def test_sampler_visits_all_and_resumes(size, count, seed):
     assert [resumed.next_batch(count) for _ in range(3)] == batches[3:]
     with pytest.raises(ValueError, match="saved position"):
         ProblemSampler(size + 1, seed).load_state_dict(sampler.state_dict())
+
+
+def test_choices_are_lettered_and_shuffled_by_id(tmp_path):
+    rows = [
+        {"id": i, "question": "Which?", "options": ["w", "x", "y", "z"], "answer": a}
+        for i, a in enumerate(["C", 2, "y"])
+    ]
+    path = write(tmp_path / "p.jsonl", rows)
+    plain = load_problems(path, Fields(), "choice", shuffle_options=False)
+    assert plain[0].question == "Which?\n\nA) w\nB) x\nC) y\nD) z"
+    assert [p.answer for p in plain] == ["C", "C", "C"]
+    for p in load_problems(path, Fields(), "choice"):
+        order = p.meta["option_order"]
+        assert sorted(order) == [0, 1, 2, 3] and order["ABCD".index(p.answer)] == 2
+        assert f"{p.answer}) y" in p.question
+    assert load_problems(path, Fields(), "choice") == load_problems(path, Fields(), "choice")
+    write(path, [{"question": "Which?", "options": ["w", "x"], "answer": "q"}])
+    with pytest.raises(DataError, match="record 1: the answer 'q'"):
+        load_problems(path, Fields(), "choice")

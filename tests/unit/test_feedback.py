@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import time
@@ -13,6 +14,7 @@ from megatron_cgrpo.config.errors import ConfigError
 from megatron_cgrpo.config.schema import Feedback
 from megatron_cgrpo.feedback.choice_verifier import extract_choice, verify_choice
 from megatron_cgrpo.feedback.critics import make_critic
+from megatron_cgrpo.feedback.grade import grade_file
 from megatron_cgrpo.feedback.math_verifier import extract_answer, rational, verify_math
 from megatron_cgrpo.feedback.pool import VerifierPool
 from megatron_cgrpo.feedback.text import boxes, without_thinking
@@ -197,3 +199,41 @@ def test_choices(text, letter):
 
 def test_a_gold_that_is_no_letter_is_not_scored():
     assert verify_choice(problem("42", "choice"), "Answer: A").correct is None
+
+
+def shout(problem: Problem, response: str) -> Verdict:
+    """A verifier of a user's."""
+    return Verdict(response == problem.answer.upper(), response, "shouted")
+
+
+def test_own_verifier_by_dotted_path(monkeypatch):
+    own = {"loud": "tests.unit.test_feedback.shout"}
+
+    async def main():
+        pool = VerifierPool(Feedback(verifiers=own), {"loud"})
+        try:
+            return [await pool.grade(problem("abc", "loud"), r) for r in ("ABC", "abc")]
+        finally:
+            await pool.close()
+
+    assert [v.correct for v in asyncio.run(main())] == [True, False]
+    with pytest.raises(ConfigError, match="cannot be imported"):
+        VerifierPool(Feedback(verifiers={"loud": "tests.no_such.thing"}), {"loud"})
+
+
+def test_grade_a_file(tmp_path):
+    rows = [
+        {"id": 1, "kind": "math", "answer": "5", "response": "so 5"},
+        {"id": 2, "kind": "choice", "answer": "B", "response": "Answer: A"},
+        {"id": 3, "kind": "math", "answer": "", "response": "5"},
+    ]
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    counts = grade_file(source, target, Feedback(workers=2))
+    assert counts == {"right": 1, "wrong": 1, "not judged": 1, "verifiers killed": 0}
+    out = [json.loads(x) for x in target.read_text().splitlines()]
+    assert [(r["id"], r["correct"]) for r in out] == [(1, True), (2, False), (3, None)]
+    source.write_text('{"id": 1}\n')
+    with pytest.raises(ValueError, match="line 1 lacks kind, answer, response"):
+        grade_file(source, target, Feedback())
+    assert len(target.read_text().splitlines()) == 3
