@@ -94,16 +94,25 @@ def run(config: Config) -> int:
 
 
 def _relay(child: subprocess.Popen, root: Path) -> None:
-    """Keep the ranks' standard error in the run directory; show what users can act on."""
-    show = agent = False
+    """Keep the ranks' standard error in the run directory; show what users can act on.
+
+    torchrun's own tracebacks repeat what a rank has said: they start at its module's entry.
+    """
+    show, pending = False, ""
     with open(root / "stderr.log", "w", encoding="utf-8") as log:
         for line in child.stderr:
             log.write(line)
             log.flush()
-            # torchrun's own report of a failed rank repeats what the rank has said.
-            agent = agent or ("torch/distributed/elastic" in line and "failed" in line)
-            if line.startswith(("error: ", "Traceback (most recent call last)")):
+            if line.startswith("Traceback (most recent call last)"):
+                pending = line
+                continue
+            if pending:
+                show = "<frozen runpy>" not in line
+            elif line.startswith("error: "):
                 show = True
-            if show and not agent:
-                sys.stderr.write(line)
+            elif "torch/distributed/elastic" in line:
+                show = False
+            if show:
+                sys.stderr.write(pending + line)
                 sys.stderr.flush()
+            pending = ""
