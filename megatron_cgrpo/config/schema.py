@@ -56,7 +56,7 @@ class Parallel(Section):
     virtual_pipeline: Positive | None = None
     """Model chunks per pipeline stage (interleaved 1F1B)."""
     expert: Positive = 1
-    """Expert-parallel size (groups are built; no supported family has experts yet)."""
+    """Expert-parallel size; 1 for the dense models supported so far."""
     sequence_parallel: bool = False
     """Shard norms and residuals over the tensor-parallel ranks along the sequence."""
 
@@ -78,8 +78,10 @@ class Parallel(Section):
             raise ValueError(
                 "parallel.virtual_pipeline needs parallel.pipeline ≥ 2 and at least 2 chunks"
             )
-        if self.data % self.expert:
-            raise ValueError("parallel.expert must divide the data-parallel size")
+        if self.expert > 1:
+            raise ValueError(
+                "parallel.expert > 1 needs a mixture-of-experts model; no supported family is one"
+            )
         return self
 
 

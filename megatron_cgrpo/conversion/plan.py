@@ -32,9 +32,8 @@ class Line:
 
 @dataclass(frozen=True)
 class Entry:
-    """A `Line` for one layer (`layer` is None outside the decoder stack)."""
+    """A `Line` for one layer."""
 
-    layer: int | None
     megatron: tuple[str, ...]
     hf_names: tuple[str, ...]
     hf_shapes: tuple[tuple[int, ...], ...]
@@ -61,7 +60,6 @@ def parameter_count(shape: ModelShape) -> int:
 def _expand(lines: tuple[Line, ...], shape: ModelShape, layer: int | None) -> list[Entry]:
     return [
         Entry(
-            layer,
             tuple(n.format(i=layer) for n in line.megatron),
             tuple(n.format(i=layer) for n, _ in line.hf),
             tuple(dims(shape) for _, dims in line.hf),

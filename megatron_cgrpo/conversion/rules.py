@@ -10,10 +10,13 @@ import torch.nn.functional as F
 
 from megatron_cgrpo.conversion.shape import ModelShape
 
+# Rows of one rank's vocabulary shard are a multiple of this: kernels load 16 bytes at a time.
+VOCAB_ALIGNMENT = 16
 
-def padded_vocab(vocab: int, tp: int, multiple: int = 1) -> int:
-    """Vocabulary rows of a TP-sharded embedding: rounded up to a multiple of `multiple` × TP."""
-    unit = multiple * tp
+
+def padded_vocab(vocab: int, tp: int) -> int:
+    """Vocabulary rows of an embedding cut over `tp` ranks, padding included."""
+    unit = VOCAB_ALIGNMENT * tp
     return -(-vocab // unit) * unit
 
 
@@ -95,7 +98,6 @@ class GatedMLP(Rule):
 
 
 REPLICATED = Rule()
-COLUMN = Rule(dim=0)
 ROW = Rule(dim=1)
 VOCAB = Vocab()
 FUSED_QKV = FusedQKV()

@@ -60,7 +60,9 @@ class HFCheckpoint:
 
 
 def write_hf(
-    target: str | Path, tensors: Iterable[tuple[str, torch.Tensor]], companions: Iterable[Path]
+    target: str | Path,
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    companions: Iterable[Path],
 ) -> Path:
     """Write a loadable directory: weights under a temporary name, renamed when complete.
 
@@ -74,7 +76,7 @@ def write_hf(
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
-        files, weight_map, total = 0, {}, 0
+        files, weight_map, total, dtypes = 0, {}, 0, set()
         chunk: dict[str, torch.Tensor] = {}
 
         def flush() -> None:
@@ -91,6 +93,7 @@ def write_hf(
         for name, tensor in tensors:
             chunk[name] = tensor.detach().to("cpu").contiguous()
             total += chunk[name].nbytes
+            dtypes.add(str(tensor.dtype).removeprefix("torch."))
             if sum(t.nbytes for t in chunk.values()) >= 4 << 30:
                 flush()
         if chunk:
@@ -103,9 +106,20 @@ def write_hf(
             found = next((s / file for s in sources if (s / file).exists()), None)
             if found:
                 shutil.copyfile(found, partial / file)
+        _record_dtype(partial / "config.json", dtypes)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
     shutil.rmtree(target, ignore_errors=True)
     os.replace(partial, target)
     return target
+
+
+def _record_dtype(config: Path, dtypes: set[str]) -> None:
+    """config.json must name the dtype of the tensors beside it, not that of where it came from."""
+    if not config.exists() or len(dtypes) != 1:
+        return
+    settings = json.loads(config.read_text())
+    # transformers 5 writes `dtype`, transformers 4 `torch_dtype`.
+    settings["dtype" if "dtype" in settings else "torch_dtype"] = dtypes.pop()
+    config.write_text(json.dumps(settings, indent=2) + "\n")

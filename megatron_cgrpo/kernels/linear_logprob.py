@@ -175,8 +175,13 @@ class _Gradients:
             return
         if grad_logits.dtype == torch.float32:
             self._sum.addmm_(grad_logits.t(), self._source[rows])
+        elif grad_logits.is_cuda:
+            # One matmul with a float32 result: nothing is rounded to bfloat16 in between.
+            self._sum = torch.addmm(
+                self._sum, grad_logits.t(), self._source[rows], out_dtype=torch.float32
+            )
         else:
-            self._sum += grad_logits.t() @ self._source[rows]
+            self._sum.addmm_(grad_logits.t().float(), self._source[rows].float())
 
     def weight_gradient(self, scale: torch.Tensor | None = None) -> torch.Tensor | None:
         if self._sum is None:

@@ -118,7 +118,6 @@ def policy_loss_reference(
     loss = -torch.where(mask, weight * gain, 0.0).sum()
 
     with torch.no_grad():
-        back = -log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
         sums = [
             initial,
             refined,
@@ -127,7 +126,8 @@ def policy_loss_reference(
             initial & (ratio > high) & (advantage > 0),
             rho * refined,
             refined & (rho < low) & (advantage < 0) & options.clip_refinements,
-            (back.exp() - back - 1) * initial,
+            # k3 of KL(π_old ‖ π): the tokens were sampled from π_old.
+            (ratio - 1 - ratio.log()) * initial,
             reference_kl * mask,
             entropy * mask,
             weight * objective * initial,

@@ -19,6 +19,15 @@ BLOCK, WARPS = 128, 1
 PARTIALS = 14
 
 
+_NAN = tl.constexpr(tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _clamp(x, low, high):
+    # NaN stays NaN: a broken log-prob must reach the loss.
+    return tl.minimum(tl.maximum(x, low, propagate_nan=_NAN), high, propagate_nan=_NAN)
+
+
 @triton.jit
 def _select(x, mask):
     return tl.sum(tl.where(mask, x, 0.0), 0)
@@ -74,20 +83,20 @@ def loss_kernel(
 
     # initial tokens: r = exp(l − l_old), d(r Â)/dl = r Â where no clip binds
     log_ratio = tl.where(initial, logp - old, 0.0)
-    bounded = tl.minimum(tl.maximum(log_ratio, -limit), limit)
+    bounded = _clamp(log_ratio, -limit, limit)
     r = tl.exp(bounded)
     free = r * a
-    clipped = tl.minimum(tl.maximum(r, low), high) * a
-    value = tl.minimum(free, clipped)
-    slope = tl.where((clipped < free) | (bounded != log_ratio), 0.0, free)
+    clipped = _clamp(r, low, high) * a
+    value = tl.minimum(free, clipped, propagate_nan=_NAN)
+    slope = tl.where((clipped < free) | (tl.abs(log_ratio) > limit), 0.0, free)
     if DUAL:
         dual = (a < 0) & (value < dual_clip * a)
         value = tl.where(dual, dual_clip * a, value)
         slope = tl.where(dual, 0.0, slope)
     if CAP:
         engine = tl.load(engine_ptr + o, mask=initial, other=0.0)
-        gap = tl.minimum(tl.maximum(old - engine, -limit), limit)
-        trust = tl.minimum(tl.exp(gap), cap)
+        gap = _clamp(old - engine, -limit, limit)
+        trust = tl.minimum(tl.exp(gap), cap, propagate_nan=_NAN)
         value = value * trust
         slope = slope * trust
 
@@ -100,9 +109,9 @@ def loss_kernel(
     shaped_slope = shaped * rest
     rho_clipped = refined & (refined == 0)
     if CLIP_REFINEMENTS:
-        bound = tl.minimum(tl.maximum(rho, low), high) * a
+        bound = _clamp(rho, low, high) * a
         shaped_slope = tl.where(bound < shaped, 0.0, shaped_slope)
-        shaped = tl.minimum(shaped, bound)
+        shaped = tl.minimum(shaped, bound, propagate_nan=_NAN)
         rho_clipped = refined & (rho < low) & (a < 0)
     value = tl.where(refined, shaped, value)
     slope = tl.where(refined, shaped_slope, slope)
@@ -111,18 +120,17 @@ def loss_kernel(
     reference_kl = tl.zeros([BLOCK], tl.float32)
     if KL:
         d_raw = tl.load(reference_ptr + o, mask=counted, other=0.0) - logp
-        d = tl.minimum(tl.maximum(d_raw, -limit), limit)
+        d = _clamp(d_raw, -limit, limit)
         ed = tl.exp(d)
         reference_kl = ed - d - 1.0
         gain = gain - kl_coef * reference_kl
-        slope = slope - tl.where(d == d_raw, kl_coef * (1.0 - ed), 0.0)
+        slope = slope - tl.where(tl.abs(d_raw) > limit, 0.0, kl_coef * (1.0 - ed))
     entropy = tl.load(entropy_ptr + o, mask=counted, other=0.0)
     if ENTROPY:
         gain = gain + entropy_coef * entropy
         tl.store(grad_entropy_ptr + o, tl.where(counted, -w * entropy_coef, 0.0), mask=inside)
     tl.store(grad_logprob_ptr + o, tl.where(counted, -w * slope, 0.0), mask=inside)
 
-    back = -bounded
     p = partial_ptr + block * PARTIALS
     tl.store(p + 0, -_select(w * gain, counted))
     tl.store(p + 1, _count(initial))
@@ -132,12 +140,13 @@ def loss_kernel(
     tl.store(p + 5, _count(initial & (r > high) & (a > 0)))
     tl.store(p + 6, _select(rho, refined))
     tl.store(p + 7, _count(rho_clipped))
-    tl.store(p + 8, _select(tl.exp(back) - back - 1.0, initial))
+    tl.store(p + 8, _select(r - 1.0 - bounded, initial))
     tl.store(p + 9, _select(reference_kl, counted))
     tl.store(p + 10, _select(entropy, counted))
     tl.store(p + 11, _select(w * value, initial))
     tl.store(p + 12, _select(w * value, refined))
-    tl.store(p + 13, tl.max(tl.abs(log_ratio), 0))
+    # The maximum skips NaN; the sum does not.
+    tl.store(p + 13, tl.max(tl.abs(log_ratio), 0) + 0.0 * tl.sum(log_ratio, 0))
 
 
 class FusedPolicyLoss(torch.autograd.Function):

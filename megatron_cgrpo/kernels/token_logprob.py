@@ -36,25 +36,31 @@ def token_logprob(
     vocab_size: int | None = None,
     group: dist.ProcessGroup | None = None,
     in_place: bool = False,
+    masked: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """log π(target) and entropy for each row; differentiable in both.
 
     Args:
-        logits: [tokens, V/TP] of this rank's vocabulary shard, any float dtype.
+        logits: [tokens, V/TP] of this rank's vocabulary shard, any float dtype, rows contiguous.
         targets: [tokens] int64, global token ids.
         temperature: rollout temperature T > 0.
         vocab_size: unpadded vocabulary; padded columns at its end take no part.
         group: tensor-parallel group (None: the logits are whole).
         in_place: the backward pass may overwrite the logits with their gradient; only when
             nothing else needs them.
+        masked: logits may hold −inf, which costs the GPU kernel one more instruction per element;
+            without it a −inf gives NaN there.
 
     Returns:
-        (logprob, entropy), both [tokens] float32 (float64 for float64 logits), natural units,
-        equal on all ranks of `group`. The gradient reaches each rank's own shard; ranks must use
-        the same upstream gradient.
+        (logprob, entropy), both [tokens] float32 (in plain torch float64 for float64 logits),
+        natural units, equal on all ranks of `group`. The gradient reaches each rank's own shard;
+        ranks must use the same upstream gradient.
+
+    Raises:
+        ValueError: on the Triton path, for logits whose columns are not next to each other.
     """
     first, valid = shard_bounds(logits.size(-1), vocab_size, group)
-    return _TokenLogprob.apply(logits, targets, first, valid, temperature, group, in_place)
+    return _TokenLogprob.apply(logits, targets, first, valid, temperature, group, in_place, masked)
 
 
 def shard_bounds(
@@ -68,8 +74,8 @@ def shard_bounds(
 
 class _TokenLogprob(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, logits, targets, first, valid, temperature, group, in_place):
-        stats = local_stats(logits, targets, first, valid, temperature)
+    def forward(ctx, logits, targets, first, valid, temperature, group, in_place, masked):
+        stats = local_stats(logits, targets, first, valid, temperature, masked)
         logprob, entropy, lse = merge_stats(gather_stats(stats, group))
         ctx.save_for_backward(logits, targets, lse, entropy)
         ctx.meta = (first, valid, temperature, in_place)
@@ -95,17 +101,22 @@ class _TokenLogprob(torch.autograd.Function):
             valid,
             temperature,
         )
-        return out, None, None, None, None, None, None
+        return out, None, None, None, None, None, None, None
 
 
 def local_stats(
-    logits: torch.Tensor, targets: torch.Tensor, first: int, valid: int, temperature: float
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    first: int,
+    valid: int,
+    temperature: float,
+    masked: bool = False,
 ) -> torch.Tensor:
     """[4, tokens] float32 (m, S, U, x_target) of this shard; see the module's text."""
     if backend.use_triton(logits):
         from megatron_cgrpo.kernels.token_logprob_triton import local_stats_triton
 
-        return local_stats_triton(logits, targets, first, valid, temperature)
+        return local_stats_triton(logits, targets, first, valid, temperature, masked)
     tokens = logits.size(0)
     dtype = torch.promote_types(logits.dtype, torch.float32)
     out = torch.empty(4, tokens, dtype=dtype, device=logits.device)

@@ -19,6 +19,8 @@ _LOG2E = tl.constexpr(1.4426950408889634)
 _LN2 = tl.constexpr(0.6931471805599453)
 # Finite stand-in for −inf: differences of two of them are 0, not NaN.
 _LOWEST = tl.constexpr(-1.0e30)
+# A NaN logit must come out as a NaN, not as the bound.
+_NAN = tl.constexpr(tl.PropagateNan.ALL)
 
 # One entry per launch configuration; chosen by measurement on a GPU, all checked offline.
 FORWARD_CONFIGS = (
@@ -53,6 +55,7 @@ def stats_kernel(
     LANES: tl.constexpr,
     VEC: tl.constexpr,
     FAST: tl.constexpr,
+    MASKED: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     c = scale * _LOG2E
@@ -64,7 +67,9 @@ def stats_kernel(
     for v0 in tl.range(0, valid, LANES * VEC):
         o = v0 + offsets
         x = tl.load(base + o, mask=o < valid, other=_LOWEST, eviction_policy="evict_first")
-        x = tl.maximum(x.to(tl.float32), _LOWEST)
+        x = x.to(tl.float32)
+        if MASKED:
+            x = tl.maximum(x, _LOWEST, propagate_nan=_NAN)
         m_new = tl.maximum(m, tl.max(x, 1))
         dm = (m - m_new) * c
         r = _exp2(dm, FAST)
@@ -110,7 +115,7 @@ def gradient_kernel(
     g_logprob = tl.load(grad_logprob_ptr + row)
     lse = tl.load(lse_ptr + row)
     x = tl.load(x_ptr + row * stride_x + o, mask=real, other=_LOWEST)
-    logp = tl.maximum(x.to(tl.float32), _LOWEST) * scale - lse
+    logp = tl.maximum(x.to(tl.float32), _LOWEST, propagate_nan=_NAN) * scale - lse
     p = _exp2(logp * _LOG2E, FAST)
     g = -p * g_logprob
     if ENTROPY:
@@ -124,9 +129,15 @@ def gradient_kernel(
 
 
 def local_stats_triton(
-    logits: torch.Tensor, targets: torch.Tensor, first: int, valid: int, temperature: float
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    first: int,
+    valid: int,
+    temperature: float,
+    masked: bool,
 ) -> torch.Tensor:
     """See `token_logprob.local_stats`."""
+    _check_layout(logits, targets)
     tokens = logits.size(0)
     out = torch.empty(4, tokens, dtype=torch.float32, device=logits.device)
     if tokens:
@@ -141,6 +152,7 @@ def local_stats_triton(
             first,
             1.0 / temperature,
             FAST=not INTERPRETED,
+            MASKED=masked,
             **config,
         )
     return out
@@ -159,6 +171,8 @@ def write_gradient_triton(
     temperature: float,
 ) -> None:
     """See `token_logprob.write_gradient`."""
+    _check_layout(logits, targets)
+    _check_layout(out, targets)
     tokens, width = logits.shape
     if not tokens:
         return
@@ -181,3 +195,13 @@ def write_gradient_triton(
         FAST=not INTERPRETED,
         **config,
     )
+
+
+def _check_layout(rows: torch.Tensor, targets: torch.Tensor) -> None:
+    """The kernels know one stride.
+
+    Raises:
+        ValueError: for columns that are not next to each other.
+    """
+    if rows.stride(-1) != 1 or not targets.is_contiguous():
+        raise ValueError("logits need contiguous columns, targets must be contiguous")

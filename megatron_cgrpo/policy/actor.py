@@ -127,13 +127,12 @@ class MegatronActor:
             self._swap_reference()
             self._forward(flat, lambda mb, logp, _: _fill(mb, reference_logprob=logp))
             self._swap_reference()
-        sums = torch.zeros(len(SCORE_SUMS), dtype=torch.float64)
-        worst = torch.zeros((), dtype=torch.float64)
+        sums = torch.zeros(len(SCORE_SUMS), dtype=torch.float64, device=device())
+        worst = torch.zeros((), dtype=torch.float64, device=device())
 
         def keep(mb: MicroBatch, logprob: torch.Tensor, entropy: torch.Tensor) -> None:
             nonlocal worst
             _fill(mb, old_logprob=logprob)
-            mb.entropy = entropy
             refined = mb.columns.is_refinement
             gap = mb.columns.engine_logprob - logprob
             initial_gap = torch.where(refined, 0.0, gap.abs())
@@ -145,9 +144,9 @@ class MegatronActor:
                 initial_gap,
                 torch.where(refined, gap, 0.0),
             ]
-            sums.add_(torch.stack([s.double().sum() for s in stats]).cpu())
+            sums.add_(torch.stack([s.double().sum() for s in stats]))
             if len(gap):
-                worst = torch.maximum(worst, initial_gap.max().double().cpu())
+                worst = torch.maximum(worst, initial_gap.max().double())
 
         self._forward(flat, keep)
         sums, worst = self._reduce(sums, worst)
@@ -171,16 +170,16 @@ class MegatronActor:
             NonFiniteGradient: after `training.max_skipped_updates` skipped in a row.
         """
         self._zero_grad()
-        sums = torch.zeros(len(SUMS), dtype=torch.float64)
-        worst = torch.zeros((), dtype=torch.float64)
+        sums = torch.zeros(len(SUMS), dtype=torch.float64, device=device())
+        worst = torch.zeros((), dtype=torch.float64, device=device())
 
         def loss(
             columns: LossColumns, logprob: torch.Tensor, entropy: torch.Tensor
         ) -> torch.Tensor:
             nonlocal worst
             value, parts, largest = policy_loss(logprob, entropy, columns, self.config.algorithm)
-            sums.add_(parts.cpu())
-            worst = torch.maximum(worst, largest.detach().double().cpu())
+            sums.add_(parts)
+            worst = torch.maximum(worst, largest.detach().double())
             return value
 
         refined = [mb for mb in micro_batches if mb.part == "refinement"]
@@ -198,6 +197,7 @@ class MegatronActor:
             self._backward(refined + others, loss)
         else:
             # Nothing to learn from: no update, so that the optimizer's moments stay as they are.
+            self.scheduler.step(1)
             return UpdateResult(dict.fromkeys(SUMS, 0.0), 0.0, 0.0, None, self._lr(), False)
         grad_norm, applied = self._step()
         sums, worst = self._reduce(sums, worst)
@@ -213,18 +213,18 @@ class MegatronActor:
     def train_supervised(self, micro_batches: list[MicroBatch]) -> tuple[float, float]:
         """One optimizer step on −Σ weight · log π; returns (loss, gradient norm)."""
         self._zero_grad()
-        total = torch.zeros(1, dtype=torch.float64)
+        total = torch.zeros(1, dtype=torch.float64, device=device())
 
         def loss(
             columns: LossColumns, logprob: torch.Tensor, entropy: torch.Tensor
         ) -> torch.Tensor:
             value = -(columns.weight * logprob).sum()
-            total.add_(value.detach().double().cpu())
+            total.add_(value.detach().double())
             return value
 
         self._backward(micro_batches, loss)
         grad_norm, _ = self._step()
-        total, _ = self._reduce(total, torch.zeros((), dtype=torch.float64))
+        total, _ = self._reduce(total, total.new_zeros(()))
         return total.item(), grad_norm
 
     def _backward(self, micro_batches: list[MicroBatch], loss: Callable) -> None:
@@ -339,8 +339,7 @@ class MegatronActor:
         counts = ps.is_pipeline_last_stage(ignore_virtual=True) and (
             ps.get_tensor_model_parallel_rank() == 0
         )
-        sums = (sums if counts else torch.zeros_like(sums)).to(device())
-        worst = worst.to(device())
+        sums = sums if counts else torch.zeros_like(sums)
         dist.all_reduce(sums)
         dist.all_reduce(worst, op=dist.ReduceOp.MAX)
         return sums, worst
@@ -360,13 +359,12 @@ class MegatronActor:
 def _packed_params(mb: MicroBatch) -> PackedSeqParams | None:
     if mb.cu_seqlens is None:
         return None
-    longest = int(mb.cu_seqlens.diff().max())
     return PackedSeqParams(
         qkv_format="thd",
         cu_seqlens_q=mb.cu_seqlens,
         cu_seqlens_kv=mb.cu_seqlens,
-        max_seqlen_q=longest,
-        max_seqlen_kv=longest,
+        max_seqlen_q=mb.longest,
+        max_seqlen_kv=mb.longest,
     )
 
 

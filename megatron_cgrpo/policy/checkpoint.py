@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core import parallel_state as ps
+from torch.distributed.checkpoint.api import CheckpointException
 
 from megatron_cgrpo.policy import cpu
 from megatron_cgrpo.policy.actor import MegatronActor
@@ -43,9 +44,10 @@ def save_state(actor: MegatronActor, root: Path, step: int, run_state: dict[str,
     try:
         with cpu.cuda_names():
             dist_checkpointing.save(_sharded_state(actor, loading=False), str(partial))
-    except Exception as e:  # noqa: BLE001 - the strategies wrap write errors in their own kinds
-        error = OSError(f"cannot write {partial}: {e}")
-    _together(error)
+    except CheckpointException as e:
+        # Raised on every rank. Anything else is one rank's alone, while the others are in the
+        # strategy's collectives: it must end the job, not wait for them.
+        raise OSError(f"cannot write {partial}: {e}") from e
     if dist.get_rank() == 0:
         try:
             publish(partial, target, run_state, keep)

@@ -22,7 +22,7 @@ def stream_hf(
     tensor-parallel group of the stage that owns it and sent on to global rank 0; the other ranks
     yield None. With `everywhere` each rank yields the tensor (broadcast over the pipeline).
 
-    Never holds more than one parameter beside the shards.
+    Beside the shards a rank holds one gathered parameter and its split copies at a time.
     """
     mine = model.parameters_by_name()
     owners = _owners(model, mine)
@@ -55,8 +55,6 @@ def stream_hf(
 def _owners(model: PolicyModel, mine: dict[str, torch.nn.Parameter]) -> list[int]:
     """The pipeline stage that holds each entry, the same list on every rank."""
     held = [any(n in mine for n in e.megatron) for e in model.plan]
-    if model.shape.tied and ps.get_pipeline_model_parallel_rank() != 0:
-        held[0] = False
     table = torch.tensor(held, dtype=torch.int32, device=device())
     group = ps.get_pipeline_model_parallel_group()
     everyone = [torch.empty_like(table) for _ in range(dist.get_world_size(group))]

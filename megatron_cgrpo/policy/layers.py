@@ -113,8 +113,9 @@ class _SumGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: torch.Tensor):
-        grad = grad.contiguous()
-        dist.all_reduce(grad, group=ctx.group)
+        if ctx.group.size() > 1:
+            grad = grad.contiguous()
+            dist.all_reduce(grad, group=ctx.group)
         return grad, None
 
 

@@ -7,7 +7,7 @@ batch, so every rank computes the same plan and takes its own part.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -24,8 +24,8 @@ class MicroBatch:
 
     input_ids, position_ids: [b, s]. rows: [L] indices of the positions whose target counts in
     the loss; targets: [L]. columns: the loss columns of these L tokens. cu_seqlens: [n + 1] when
-    packed (then b = 1), else None. `entropy` is filled in by scoring, as are the log-probs in
-    `columns`.
+    packed (then b = 1), else None; longest: of its sequences, padding included. Scoring fills in
+    the log-probs in `columns`.
     """
 
     part: str
@@ -35,7 +35,7 @@ class MicroBatch:
     targets: torch.Tensor
     columns: LossColumns
     cu_seqlens: torch.Tensor | None
-    entropy: torch.Tensor | None = field(default=None)
+    longest: int
 
 
 def plan_parts(
@@ -151,4 +151,5 @@ def build_micro_batch(
         batch.tokens[source],
         columns,
         bounds,
+        max(lengths) if packed else shape[1],
     )

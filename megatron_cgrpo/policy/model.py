@@ -63,7 +63,8 @@ def transformer_config(shape: ModelShape, config: Config) -> TransformerConfig:
         perform_initialization=False,
         gradient_accumulation_fusion=False,
         bias_activation_fusion=has_transformer_engine(),
-        apply_rope_fusion=False,
+        # Without it, packed sequences cost host synchronisations in every layer.
+        apply_rope_fusion=has_transformer_engine(),
         # Micro-batches differ in length; megatron-core asks for this dispatcher even when dense.
         variable_seq_lengths=p.pipeline > 1,
         moe_token_dispatcher_type="alltoall",

@@ -34,7 +34,11 @@ def make_config(case, root):
                 "virtual_pipeline": case.get("vpp"),
                 "sequence_parallel": case.get("sp", False),
             },
-            "optimizer": {"lr": 0.0, "clip_grad": 0.0, "sharded": case.get("sharded", False)},
+            "optimizer": {
+                "lr": case.get("lr", 0.0),
+                "clip_grad": 0.05 if case.get("clip") else 0.0,
+                "sharded": case.get("sharded", False),
+            },
             "algorithm": {
                 "responses": 4,
                 "refinements": 2,
@@ -61,6 +65,21 @@ def reference(root, batch, config):
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(root, dtype=torch.float32)
+    logprob = token_logprobs(model, batch, config)
+    loss = loss_of(logprob, logprob.detach(), batch, config)
+    loss.backward()
+    grads = {n: p.grad for n, p in model.named_parameters()}
+    norm = torch.stack([g.norm() for g in grads.values()]).norm().item()
+    return logprob.detach(), grads, norm
+
+
+def objective(model, batch, config):
+    """The loss at a step's first update."""
+    logprob = token_logprobs(model, batch, config)
+    return loss_of(logprob, logprob.detach(), batch, config)
+
+
+def token_logprobs(model, batch, config):
     logprobs = []
     bounds = batch.cu_seqlens.tolist()
     for start, end in zip(bounds, bounds[1:]):
@@ -68,9 +87,12 @@ def reference(root, batch, config):
         logits = model(ids[None]).logits[0].double() / config.rollout.temperature
         logp = torch.log_softmax(logits, -1)[:-1].gather(1, ids[1:, None])[:, 0]
         logprobs.append(torch.cat([logp.new_zeros(1), logp]))
-    logprob = torch.cat(logprobs)
+    return torch.cat(logprobs)
+
+
+def loss_of(logprob, old, batch, config):
     columns = LossColumns(
-        logprob.detach(),
+        old,
         batch.engine_logprob.double(),
         batch.advantage.double(),
         batch.weight.double(),
@@ -80,10 +102,7 @@ def reference(root, batch, config):
     loss, _, _ = policy_loss_reference(
         logprob, torch.zeros_like(logprob), columns, config.algorithm
     )
-    loss.backward()
-    grads = {n: p.grad for n, p in model.named_parameters()}
-    norm = torch.stack([g.norm() for g in grads.values()]).norm().item()
-    return logprob.detach(), grads, norm
+    return loss
 
 
 def check(case, root):
@@ -113,8 +132,11 @@ def check(case, root):
             engine = mb.columns.engine_logprob.tolist()
             for token, e, got in zip(mb.targets.tolist(), engine, mb.columns.old_logprob.tolist()):
                 gap = min(abs(got - w) for w in by_key[(token, round(e, 6))])
-                worst[0] = max(worst[0], gap)
+                worst[0] = torch.maximum(worst[0], torch.tensor(gap, dtype=torch.float64))
     result = actor.train(prepared[0])
+    if case.get("lr"):
+        extra = after_steps(actor, config, batch, root, norm)
+        return report(case, worst, result, norm) | extra
     mine = actor.model.parameters_by_name()
     tp, rank = ps.get_tensor_model_parallel_world_size(), ps.get_tensor_model_parallel_rank()
     if not config.optimizer.sharded:
@@ -125,12 +147,62 @@ def check(case, root):
             for name in names:
                 ref = entry.rule.shard([grads[h] for h in entry.hf_names], shape, tp, rank)
                 error = (mine[name].main_grad - ref).abs().max() / (ref.abs().max() + 1e-12)
-                worst[1] = max(worst[1], float(error))
+                worst[1] = torch.maximum(worst[1], error.double())
     for everywhere in (False, True):
         for name, tensor in stream_hf(actor.model, everywhere):
             if everywhere or dist.get_rank() == 0:
                 same = tensor is not None and torch.equal(tensor, checkpoint.get(name))
                 worst[2] += not same
+    return report(case, worst, result, norm)
+
+
+def after_steps(actor, config, batch, root, norm):
+    """A second step, then the weights against torch's Adam on transformers' model."""
+    from transformers import AutoModelForCausalLM
+
+    from megatron_cgrpo.policy.export import stream_hf
+
+    prepared = actor.prepare(batch, 1)
+    actor.score(prepared)
+    actor.train(prepared[0])
+    o = config.optimizer
+    model = AutoModelForCausalLM.from_pretrained(root, dtype=torch.float32)
+    adam = torch.optim.AdamW(
+        model.parameters(), lr=o.lr, betas=(o.beta1, o.beta2), eps=o.eps, weight_decay=0.0
+    )
+    for _ in range(2):
+        adam.zero_grad()
+        objective(model, batch, config).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), o.clip_grad)
+        adam.step()
+    want = model.state_dict()
+    # Adam's first steps are ±lr: where a gradient is rounding noise its sign is, too. So the
+    # comparison is over whole tensors.
+    far = [
+        ((t - want[n]).norm() / want[n].norm()).item()
+        for n, t in stream_hf(actor.model, everywhere=True)
+    ]
+    return {"stepped": max(far), "tied_copies": tied_difference(actor)}
+
+
+def tied_difference(actor):
+    """Largest difference between the embedding of the first and the last stage's copy."""
+    from megatron.core import parallel_state as ps
+
+    if not actor.shape.tied or ps.get_pipeline_model_parallel_world_size() == 1:
+        return 0.0
+    group, mine = ps.get_pipeline_model_parallel_group(), actor.model.parameters_by_name()
+    ranks = dist.get_process_group_ranks(group)
+    names = {ranks[0]: "embedding.word_embeddings.weight", ranks[-1]: "output_layer.weight"}
+    held = [None] * len(ranks)
+    name = names.get(dist.get_rank())
+    dist.all_gather_object(held, None if name is None else mine[name].detach(), group=group)
+    gap = torch.tensor((held[0] - held[-1]).abs().max().item())
+    dist.all_reduce(gap, op=dist.ReduceOp.MAX)
+    return gap.item()
+
+
+def report(case, worst, result, norm):
     dist.all_reduce(worst, op=dist.ReduceOp.MAX)
     return {
         "case": case,

@@ -73,7 +73,7 @@ def test_masked_vocabulary_and_extremes():
     logits[2] *= 1e4
     targets = torch.tensor([3, 45, 7, 499])
     leaf = logits.clone().requires_grad_()
-    logp, entropy = token_logprob(leaf, targets)
+    logp, entropy = token_logprob(leaf, targets, masked=True)
     (logp + entropy).sum().backward()
     want, want_entropy = exact(logits.double(), targets, 1.0, 600)
     torch.testing.assert_close(logp.double(), want, rtol=1e-5, atol=1e-3)
@@ -205,3 +205,26 @@ def test_linear_logprob_on_the_kernels(dtype):
         loss.backward()
         for got, ref in zip(leaves, wide):
             torch.testing.assert_close(got.grad.double(), ref.grad, **tolerance)
+
+
+def test_a_nan_stays_a_nan():
+    """As on the torch path: it must reach the gradient norm, which skips the update."""
+    logits = torch.randn(3, 50)
+    logits[1, 7] = torch.nan
+    leaf = logits.clone().requires_grad_()
+    logp, entropy = token_logprob(leaf, torch.tensor([1, 2, 3]))
+    (logp.sum() + entropy.sum()).backward()
+    assert logp.isnan().tolist() == [False, True, False] and leaf.grad[1].isnan().all()
+    for broken in range(3):
+        columns = [torch.full((4,), -1.0) for _ in range(3)]
+        columns[broken][2] = torch.nan
+        logp, old, engine = columns
+        leaf = logp.clone().requires_grad_()
+        rest = LossColumns(
+            old, engine, torch.ones(4), torch.ones(4), torch.zeros(4).bool(), torch.ones(4).bool()
+        )
+        options = Algorithm(responses=4, refinements=2, importance_cap=2.0)
+        loss, _, largest = policy_loss(leaf, torch.zeros(4), rest, options)
+        loss.backward()
+        assert loss.isnan() and leaf.grad[2].isnan() and not leaf.grad[:2].isnan().any()
+        assert largest.isnan() == (broken < 2)

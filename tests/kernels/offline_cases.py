@@ -15,7 +15,7 @@ def test_every_configuration_is_fit():
     for usage, streaming in offline.all_configurations():
         assert usage.complaints(streaming) == [], usage
         seen += 1
-    assert seen == 2 * (3 + 4 + 1)
+    assert seen == 2 * (6 + 4 + 1)
 
 
 @pytest.mark.parametrize("sm", offline.ARCHITECTURES)

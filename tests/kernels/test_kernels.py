@@ -23,7 +23,7 @@ def run_cases(name: str, **env: str) -> None:
         pytest.skip("Triton is not installed")
     clean = {k: v for k, v in os.environ.items() if not k.startswith("TRITON_")}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", f"tests/kernels/{name}.py"],
+        [sys.executable, "-m", "pytest", "-x", f"tests/kernels/{name}.py"],
         cwd=ROOT,
         env={**clean, "OMP_NUM_THREADS": "1", **env},
         capture_output=True,

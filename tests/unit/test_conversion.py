@@ -116,6 +116,8 @@ def test_write_is_all_or_nothing(tmp_path):
     copy = HFCheckpoint(out)
     assert copy.shapes() == source.shapes()
     assert all(torch.equal(copy.get(n), source.get(n)) for n in names)
+    half = write_hf(tmp_path / "half", ((n, source.get(n).bfloat16()) for n in names), [root])
+    assert "bfloat16" in (half / "config.json").read_text()
 
     def failing():
         yield names[0], source.get(names[0])
@@ -123,7 +125,7 @@ def test_write_is_all_or_nothing(tmp_path):
 
     with pytest.raises(OSError):
         write_hf(tmp_path / "other", failing(), [root])
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["m", "out"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["half", "m", "out"]
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     assert AutoTokenizer.from_pretrained(out).eos_token == "<end>"
