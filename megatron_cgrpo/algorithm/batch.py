@@ -58,7 +58,7 @@ def build_batch(
         mini_batches: number of optimizer steps; must divide the number of groups.
 
     Raises:
-        ValueError: when the groups do not divide, or one has no advantages.
+        ValueError: when the groups do not divide, one has no advantages, or there is no sample.
     """
     if len(groups) % mini_batches:
         raise ValueError(f"{len(groups)} groups do not divide into {mini_batches} mini-batches")
@@ -81,6 +81,8 @@ def build_batch(
                 }[options.length_norm]
                 rows.append(_columns(sample, advantage, weight))
                 index.append(m)
+    if not rows:
+        raise ValueError("no response of this step could be judged: check the verifier")
     return _join(rows, index)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from megatron_cgrpo.config.presets import METHODS, with_preset
+from megatron_cgrpo.config.presets import with_preset
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Positive = Annotated[int, Field(ge=1)]
@@ -20,7 +20,7 @@ class Section(BaseModel):
 
 
 class Run(Section):
-    name: str = "cgrpo"
+    name: Annotated[str, Field(pattern=r"^\w[\w.-]*$")] = "cgrpo"
     """Name of the run; results go to `directory`/`name`."""
     directory: str = "runs"
     """Where run directories are made."""
@@ -222,7 +222,8 @@ class Rollout(Section):
     kv_cache_mib: Positive = 64
     """KV cache of a server on the CPU."""
     bucket_mib: Positive = 512
-    """Most bytes of weights in flight at once when weights are pushed."""
+    """Most bytes of weights in flight at once when weights are pushed (a larger single tensor goes
+    by itself)."""
     extra_args: tuple[str, ...] = ()
     """More arguments for the vLLM server."""
 
@@ -273,11 +274,11 @@ class Feedback(Section):
     workers: Positive = 1
     """Verifier processes."""
     timeout_s: Annotated[float, Field(gt=0)] = 10.0
-    """A verdict that takes longer: the process is killed and the verdict is `on_timeout`."""
+    """A verdict that takes longer: the process is killed and the verdict is `on_failure`."""
     memory_mib: Positive = 2048
     """Address space that a verifier may add to what it starts with."""
-    on_timeout: Literal["wrong", "invalid"] = "wrong"
-    """Verdict when a verifier was killed: wrong, or invalid (the sample is left out and
+    on_failure: Literal["wrong", "invalid"] = "wrong"
+    """Verdict when a verifier was killed or failed: wrong, or invalid (the sample is left out and
     counted)."""
     verifiers: dict[str, str] = {}
     """Verifiers of your own: problem kind → dotted path of a function
@@ -363,12 +364,6 @@ class Config(Section):
     training: Training = Training()
     logging: Logging = Logging()
 
-    @field_validator("algorithm")
-    @classmethod
-    def _known_method(cls, value: Algorithm) -> Algorithm:
-        assert value.method in METHODS
-        return value
-
     @model_validator(mode="after")
     def _cross_checks(self) -> Config:
         mini = self.training.mini_batch_problems or self.training.problems_per_step
@@ -396,11 +391,33 @@ class Config(Section):
                 "validation.temperature=0 is greedy: every sample would be the same; set "
                 "validation.samples=1"
             )
-        needed = self.rollout.servers * self.rollout.tensor
-        own_gpus = self.rollout.placement == "split" and not self.rollout.urls
-        if own_gpus and len(self.rollout.gpus) != needed:
-            raise ValueError(
-                f"rollout.placement=split needs rollout.gpus with {needed} GPU indices "
-                f"(servers × tensor), got {len(self.rollout.gpus)}"
-            )
+        self._check_engines()
         return self
+
+    def _check_engines(self) -> None:
+        r = self.rollout
+        needed = r.servers * r.tensor
+        if r.placement == "colocated" and needed > self.parallel.world_size:
+            raise ValueError(
+                f"rollout.placement=colocated: the engines' {needed} GPUs (servers × tensor) are "
+                f"more than the trainer's parallel.world_size={self.parallel.world_size}"
+            )
+        if r.placement == "split" and not r.urls:
+            if len(r.gpus) != needed:
+                raise ValueError(
+                    f"rollout.placement=split needs rollout.gpus with {needed} GPU indices "
+                    f"(servers × tensor), got {len(r.gpus)}"
+                )
+            shared = set(r.gpus) & set(range(self.parallel.world_size))
+            if shared:
+                raise ValueError(
+                    f"rollout.gpus {sorted(shared)} belong to the trainer "
+                    f"(0 … {self.parallel.world_size - 1})"
+                )
+        limit = r.max_refinement_prompt_tokens
+        context = self.model.context_length
+        if limit is not None and context is not None and limit + r.max_response_tokens > context:
+            raise ValueError(
+                f"rollout.max_refinement_prompt_tokens + max_response_tokens = "
+                f"{limit + r.max_response_tokens} exceeds model.context_length = {context}"
+            )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megatron_cgrpo.config.errors import ConfigError
-from megatron_cgrpo.config.schema import Data
+from megatron_cgrpo.config.schema import Config, Data
 from megatron_cgrpo.types import Problem
 
 OMISSION = "\n[...]\n"
@@ -141,3 +141,18 @@ def within_limit(
             f"{limit}"
         )
     return kept, len(problems) - len(kept)
+
+
+def load_tokenizer(config: Config):
+    """The run's tokenizer.
+
+    Raises:
+        ConfigError: when transformers cannot load it.
+    """
+    from transformers import AutoTokenizer
+
+    source = Path(config.model.tokenizer or config.model.path)
+    try:
+        return AutoTokenizer.from_pretrained(source, local_files_only=True)
+    except Exception as e:
+        raise ConfigError(f"cannot load the tokenizer in {source}: {e}") from e

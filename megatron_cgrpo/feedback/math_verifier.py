@@ -15,7 +15,10 @@ from megatron_cgrpo.types import Problem, Verdict
 
 MAX_ANSWER = 400
 
-_MARKED = re.compile(r"(?:final answer|answer)(?:\s+is)?\s*[:=]?\s*([^\n]+)", re.IGNORECASE)
+_MARKED = re.compile(r"\banswer\b[\s*_]*(?:is|[:=])[\s*_:]*([^\n]+)", re.IGNORECASE)
+# Where a stated answer ends: at a sentence's end or at a reason.
+_ANSWER_END = re.compile(r"\.(?:\s|$)|[,;]?\s+(?:because|since|as|so)\b|\*\*")
+_WORDS_AFTER_NUMBER = re.compile(r"\$?(-?\d[\d,]*(?:\.\d+)?(?:/\d+)?%?)\$?\s+[A-Za-z][A-Za-z .'-]*")
 _NUMBER = re.compile(r"-?\$?\d[\d,]*(?:\.\d+)?(?:/\d+)?%?")
 
 
@@ -41,17 +44,18 @@ def verify_math(problem: Problem, response: str) -> Verdict:
 
 
 def extract_answer(response: str) -> str | None:
-    """The last \\boxed{…} outside a closed thinking block, else an "answer is …", else the last
-    number."""
+    """The last \\boxed{…} outside a closed thinking block, else the last "answer is …" or
+    "Answer: …" that holds a number or a formula, else the last number."""
     text = without_thinking(response)
     boxed = boxes(text)
     if boxed:
         return boxed[-1][1][:MAX_ANSWER]
-    marked = _MARKED.findall(text)
-    if marked:
-        candidate = marked[-1].strip().strip("*").strip().rstrip(".")
-        if candidate:
-            return candidate[:MAX_ANSWER]
+    for stated in reversed(_MARKED.findall(text)):
+        candidate = _ANSWER_END.split(stated, maxsplit=1)[0].strip(" *_")
+        if not re.search(r"[\d\\$]", candidate):
+            continue  # words only: no answer was stated here
+        number = _WORDS_AFTER_NUMBER.fullmatch(candidate)
+        return (number[1] if number else candidate)[:MAX_ANSWER]
     numbers = _NUMBER.findall(text)
     return numbers[-1] if numbers else None
 

@@ -39,19 +39,21 @@ class VerifierPool:
                 worker = await self._start()
             job = {"problem": asdict(problem), "response": response}
             try:
-                worker.stdin.write(json.dumps(job).encode() + b"\n")
-                await worker.stdin.drain()
-                line = await asyncio.wait_for(worker.stdout.readline(), self._options.timeout_s)
+                line = await asyncio.wait_for(self._ask(worker, job), self._options.timeout_s)
                 if not line:
                     raise ConnectionResetError
-                return Verdict(**json.loads(line))
+                reply = json.loads(line)
+                if "failed" in reply:
+                    return self._no_verdict(reply["failed"])
+                return Verdict(**reply)
             except (TimeoutError, ConnectionError) as e:
                 await self._kill(worker)
                 worker = None
                 self.killed += 1
                 slow = isinstance(e, TimeoutError)
-                reason = f"over {self._options.timeout_s} s" if slow else "the verifier died"
-                return Verdict(False if self._options.on_timeout == "wrong" else None, None, reason)
+                return self._no_verdict(
+                    f"over {self._options.timeout_s} s" if slow else "the verifier died"
+                )
         except BaseException:
             if worker is not None:
                 await self._kill(worker)
@@ -59,6 +61,15 @@ class VerifierPool:
             raise
         finally:
             self._idle.put_nowait(worker)
+
+    @staticmethod
+    async def _ask(worker: asyncio.subprocess.Process, job: dict) -> bytes:
+        worker.stdin.write(json.dumps(job).encode() + b"\n")
+        await worker.stdin.drain()
+        return await worker.stdout.readline()
+
+    def _no_verdict(self, reason: str) -> Verdict:
+        return Verdict(False if self._options.on_failure == "wrong" else None, None, reason)
 
     async def _start(self) -> asyncio.subprocess.Process:
         worker = await asyncio.create_subprocess_exec(

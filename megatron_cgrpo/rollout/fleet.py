@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -33,9 +32,10 @@ class PromptTooLong(ValueError):
 class EngineFleet:
     """Servers that all serve the current policy. Used from one asyncio loop and one thread.
 
-    `version` is the weight version that the servers in rotation hold; a restarted server joins
-    them only when `resync` has brought it up to date. `lost` and `restarts` count requests
-    without an answer and servers started again.
+    `version` is the weight version that the servers in rotation hold. A server out of rotation is
+    down, or its weights are unknown (`_stale`); it comes back when it answers and holds `version`:
+    through `resync`, or with the next push. `lost` and `restarts` count requests without an answer
+    and servers started again.
     """
 
     def __init__(self, config: Config, context: int, log_dir: Path) -> None:
@@ -53,10 +53,13 @@ class EngineFleet:
             token = secrets.token_urlsafe(32)
             self.servers = [self._own_server(i, token, log_dir) for i in range(r.servers)]
         self._ready = [False] * len(self.servers)
+        self._stale = [False] * len(self.servers)
         self._load = [0] * len(self.servers)
+        # Servers die with the thread that started them (PR_SET_PDEATHSIG): one that lives on.
+        self._starter = ThreadPoolExecutor(1)
         self._session: aiohttp.ClientSession | None = None
         self._slots: asyncio.Semaphore | None = None
-        self._repair: asyncio.Lock | None = None
+        self._repairing: asyncio.Task | None = None
 
     def _own_server(self, index: int, token: str, log_dir: Path) -> EngineServer:
         r = self.config.rollout
@@ -72,10 +75,14 @@ class EngineFleet:
     # ---------------------------------------------------------------- processes
 
     def start(self) -> None:
-        """Start all processes; returns at once."""
+        """Start all processes; returns at once.
+
+        Raises:
+            EngineError: when a port is in use.
+        """
         for server in self.servers:
             if server.command is not None:
-                server.start()
+                self._starter.submit(server.start).result()
 
     def wait_ready(self) -> None:
         """Block until every server answers.
@@ -91,6 +98,60 @@ class EngineFleet:
         """End all processes that are ours."""
         for server in self.servers:
             server.stop()
+        self._starter.shutdown()
+
+    def repair(self, before_push: bool = False) -> None:
+        """Bring every server out of rotation back: restarted if it is dead, then up to date.
+
+        Args:
+            before_push: a push of all weights follows, so that weights need not be replayed.
+
+        Raises:
+            EngineError: when it is not ours, restarts are used up, or its weights cannot be
+                replayed here.
+        """
+        for i, server in enumerate(self.servers):
+            if self._ready[i] and server.alive():
+                continue
+            self._ready[i] = False
+            if self._stale[i] or not _answers(server):
+                self._restart(i)
+            if self._stale[i] and not before_push:
+                if self.resync is None:
+                    raise EngineError(
+                        f"{server.url} was restarted with the initial weights, and this placement "
+                        "can bring it up to date only with the next push"
+                    )
+                self.resync(server)
+                self._stale[i] = False
+            self._ready[i] = True
+
+    def _restart(self, index: int) -> None:
+        server = self.servers[index]
+        if server.command is None:
+            raise EngineError(f"{server.url} is gone and is not ours to restart")
+        if self.restarts >= self.config.rollout.max_restarts:
+            raise EngineError(
+                f"{server.url} died and rollout.max_restarts={self.restarts} are used up; "
+                + server.tail()
+            )
+        self.restarts += 1
+        server.stop(grace_s=1.0)
+        self._starter.submit(server.start).result()
+        server.wait_ready(self.config.rollout.start_timeout_s)
+        self._stale[index] = self.version > 0
+
+    def set_aside(self, servers: list[EngineServer]) -> None:
+        """Take servers out of rotation whose weights are unknown after a failed update."""
+        for server in servers:
+            i = self.servers.index(server)
+            self._ready[i], self._stale[i] = False, True
+
+    def updated(self, version: int, servers: list[EngineServer]) -> None:
+        """These servers hold `version` now."""
+        self.version = version
+        for server in servers:
+            self._stale[self.servers.index(server)] = False
 
     # ----------------------------------------------------------------- requests
 
@@ -102,7 +163,6 @@ class EngineFleet:
             timeout=aiohttp.ClientTimeout(total=self.config.rollout.request_timeout_s),
         )
         self._slots = asyncio.Semaphore(self.config.rollout.concurrency * len(self.servers))
-        self._repair = asyncio.Lock()
 
     async def close(self) -> None:
         if self._session is not None:
@@ -139,12 +199,7 @@ class EngineFleet:
         error = "no server is ready"
         async with self._slots:
             for _ in range(self.config.rollout.request_retries + 1):
-                index = self._pick()
-                if index is None:
-                    await self._revive()
-                    index = self._pick()
-                    if index is None:
-                        raise EngineError("no vLLM server is left to serve requests")
+                index = await self._pick()
                 self._load[index] += 1
                 try:
                     return self._parse(await self._post(index, body), prompt_ids)
@@ -152,15 +207,32 @@ class EngineFleet:
                     error = f"{type(e).__name__}: {e}"
                     self.lost += 1
                     await asyncio.sleep(0.5)
-                    if not await self._healthy(index):
+                    if not await asyncio.to_thread(_answers, self.servers[index]):
                         self._ready[index] = False
+                        self._start_repair()
                 finally:
                     self._load[index] -= 1
         raise EngineError(f"a request failed {self.config.rollout.request_retries + 1}×: {error}")
 
-    def _pick(self) -> int | None:
-        ready = [i for i, ok in enumerate(self._ready) if ok]
-        return min(ready, key=lambda i: self._load[i]) if ready else None
+    async def _pick(self) -> int:
+        """The ready server with the least to do; waits for a repair when there is none.
+
+        Raises:
+            EngineError: when no server can be brought back.
+        """
+        while True:
+            ready = [i for i, ok in enumerate(self._ready) if ok]
+            if ready:
+                return min(ready, key=lambda i: self._load[i])
+            await self._start_repair()
+
+    def _start_repair(self) -> asyncio.Task:
+        """Bring servers back in the background; the others go on meanwhile."""
+        if self._repairing is None or self._repairing.done():
+            self._repairing = asyncio.create_task(asyncio.to_thread(self.repair))
+            # Its error is told to whoever waits for a server; with others left, nobody does.
+            self._repairing.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return self._repairing
 
     async def _post(self, index: int, body: dict[str, Any]) -> dict[str, Any]:
         url = f"{self.servers[index].url}/v1/completions"
@@ -187,53 +259,6 @@ class EngineFleet:
             )
         return out
 
-    async def _healthy(self, index: int) -> bool:
-        if not self.servers[index].alive():
-            return False
-        try:
-            url = f"{self.servers[index].url}/health"
-            timeout = aiohttp.ClientTimeout(total=10)
-            async with self._session.get(url, timeout=timeout) as answer:
-                return answer.status == 200
-        except (aiohttp.ClientError, TimeoutError):
-            return False
-
-    async def _revive(self) -> None:
-        """Restart the dead servers (one caller does it, the others wait)."""
-        async with self._repair:
-            if not any(self._ready):
-                await asyncio.to_thread(self.repair)
-
-    def repair(self) -> None:
-        """Restart every server out of rotation and bring its weights up to date.
-
-        Raises:
-            EngineError: when it is not ours, restarts are used up, or it cannot be resynced.
-        """
-        for i, server in enumerate(self.servers):
-            if self._ready[i] and server.alive():
-                continue
-            self._ready[i] = False
-            if server.command is None:
-                raise EngineError(f"{server.url} is gone and is not ours to restart")
-            if self.restarts >= self.config.rollout.max_restarts:
-                raise EngineError(
-                    f"{server.url} died and rollout.max_restarts={self.restarts} are used up; "
-                    + server.tail()
-                )
-            self.restarts += 1
-            server.stop(grace_s=1.0)
-            server.start()
-            server.wait_ready(self.config.rollout.start_timeout_s)
-            if self.version > 0:
-                if self.resync is None:
-                    raise EngineError(
-                        f"{server.url} was restarted but holds the initial weights: this placement "
-                        "cannot replay the last push"
-                    )
-                self.resync(server)
-            self._ready[i] = True
-
     # ------------------------------------------------------------ control routes
 
     def control(
@@ -241,14 +266,25 @@ class EngineFleet:
     ) -> None:
         """POST to a control route of all servers (or the given ones) at the same time.
 
+        Args:
+            body: JSON, or a function of the server's index that gives it.
+
         Raises:
-            EngineError: naming the server and its answer.
+            ControlError: naming each server that failed and its answer.
         """
         targets = self.servers if servers is None else servers
+        if not targets:
+            return
         with ThreadPoolExecutor(len(targets)) as pool:
-            list(pool.map(lambda s: self._control(s, path, body), targets))
+            answers = list(pool.map(lambda s: self._control(s, path, body), targets))
+        failed = [(s, e) for s, e in zip(targets, answers) if e is not None]
+        if failed:
+            raise ControlError(
+                "; ".join(f"{s.url}/{path} {e}; {s.tail()}" for s, e in failed),
+                [s for s, _ in failed],
+            )
 
-    def _control(self, server: EngineServer, path: str, body: Any) -> None:
+    def _control(self, server: EngineServer, path: str, body: Any) -> str | None:
         if callable(body):
             body = body(self.servers.index(server))
         try:
@@ -259,28 +295,30 @@ class EngineFleet:
                 timeout=self.config.rollout.request_timeout_s,
             )
         except requests.RequestException as e:
-            raise EngineError(f"{server.url}/{path} failed: {e}; {server.tail()}") from e
+            return f"failed: {e}"
         if answer.status_code != 200:
-            raise EngineError(
-                f"{server.url}/{path} answered {answer.status_code}: {answer.text[:500]}; "
-                + server.tail()
-            )
+            return f"answered {answer.status_code}: {answer.text[:500]}"
+        return None
 
-    @contextlib.contextmanager
-    def asleep(self):
-        """Engines give up GPU memory inside (colocated placement; elsewhere nothing happens)."""
-        if self.config.rollout.placement != "colocated":
-            yield
-            return
+    def sleep(self) -> None:
+        """Engines give up the GPU's memory, weights included; the next push wakes them."""
         self.control("sleep?level=2")
-        yield
-        self.control("wake_up?tags=weights")
 
-    def drop_all(self) -> None:
-        """Take every server out of rotation; `repair` brings them back."""
-        self._ready = [False] * len(self.servers)
 
-    def mark_lost(self) -> None:
-        """Take servers whose process has died out of rotation."""
-        for i, server in enumerate(self.servers):
-            self._ready[i] = self._ready[i] and server.alive()
+class ControlError(EngineError):
+    """A control route failed on some servers."""
+
+    def __init__(self, message: str, servers: list[EngineServer]) -> None:
+        super().__init__(message)
+        self.servers = servers
+
+
+def _answers(server: EngineServer) -> bool:
+    """Whether the process lives and serves requests."""
+    if not server.alive():
+        return False
+    try:
+        answer = requests.get(f"{server.url}/health", headers=server.headers, timeout=30)
+    except requests.RequestException:
+        return False
+    return answer.status_code == 200

@@ -53,7 +53,8 @@ class RolloutPipeline:
         self._config, self._fleet, self._pool = config, fleet, pool
         self._critic, self._prompts = critic, prompts
         r = config.rollout
-        self._refine_limit = r.max_refinement_prompt_tokens or fleet.context - r.max_response_tokens
+        room = fleet.context - r.max_response_tokens
+        self._refine_limit = min(r.max_refinement_prompt_tokens or room, room)
 
     async def step(
         self,

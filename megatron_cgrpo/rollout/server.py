@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -16,6 +15,7 @@ from pathlib import Path
 import requests
 
 from megatron_cgrpo.config.schema import Config
+from megatron_cgrpo.process import die_with_parent
 from megatron_cgrpo.rollout.middleware import TOKEN_VARIABLE
 from megatron_cgrpo.rollout.vllm_plugin import BACKEND
 
@@ -88,9 +88,11 @@ def server_environment(config: Config, token: str, index: int) -> dict[str, str]
         # need the cores in turns with the engine, so threads are not pinned.
         env |= {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     else:
-        gpus = r.gpus or range(config.rollout.servers * r.tensor)
-        mine = list(gpus)[index * r.tensor : (index + 1) * r.tensor]
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, mine))
+        gpus = list(r.gpus or range(r.servers * r.tensor))
+        mine = gpus[index * r.tensor : (index + 1) * r.tensor]
+        # Indices count within what this job was given.
+        given = [g for g in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if g]
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(given[g] if given else str(g) for g in mine)
         if r.placement == "colocated":
             env["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
     return env
@@ -127,7 +129,8 @@ class EngineServer:
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                # SIGTERM: the API server ends its engine core.
+                preexec_fn=lambda: die_with_parent(signal.SIGTERM),
             )
 
     def alive(self) -> bool:
@@ -185,9 +188,3 @@ class EngineServer:
             os.killpg(self.process.pid, sig)
         except ProcessLookupError:
             pass
-
-
-def _die_with_parent() -> None:
-    """A trainer killed by SIGKILL must not leave servers behind (Linux)."""
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)

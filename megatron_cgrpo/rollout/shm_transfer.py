@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 
 import torch
 from vllm.distributed.weight_transfer.base import (
+    ParamMeta,
     TrainerInitInfo,
     TrainerWeightTransferEngine,
     WeightTransferEngine,
@@ -25,6 +26,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 
+from megatron_cgrpo.rollout.server import EngineError
 from megatron_cgrpo.rollout.vllm_plugin import BACKEND
 
 
@@ -129,41 +131,36 @@ class ShmTrainerWeightTransferEngine(TrainerWeightTransferEngine[ShmTrainerInitI
     def send_weights(self) -> None:
         """Gather, write and announce all weights.
 
-        A failing server does not stop the iteration: the other ranks are in its collectives.
-        The first error is raised at the end.
-        """
-        if not self.is_sender:
-            for _ in self.source:
-                pass
-            return
-        self.shutdown()
-        shm = "/dev/shm" if os.path.isdir("/dev/shm") else None
-        self._directory = tempfile.mkdtemp(prefix="cgrpo-weights-", dir=shm)
-        error: Exception | None = None
-        buckets = self._buckets()
-        try:
-            self.client.start_weight_update()
-            for bucket in buckets:
-                self.client.update_weights(bucket)
-            self.client.finish_weight_update()
-        except Exception as e:
-            error = e
-        for _ in buckets:
-            pass
-        if error is not None:
-            raise error
+        Whatever fails, the iteration goes on to its end: the other ranks are in its collectives.
 
-    def _buckets(self) -> Iterator[dict[str, Any]]:
+        Raises:
+            EngineError: at the end, when a bucket could not be written.
+        """
+        tensors = iter(self.source)
+        try:
+            if self.is_sender:
+                self._send(tensors)
+        except OSError as e:
+            raise EngineError(f"cannot write weights to {self._directory}: {e}") from e
+        finally:
+            for _ in tensors:
+                pass
+
+    def _send(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
+        self.shutdown()
+        self._directory = _new_directory(sum(_nbytes(m) for m in self.source.metadata()))
+        self.client.start_weight_update()
         pending: list[tuple[str, torch.Tensor]] = []
         size = 0
-        for name, tensor in self.source:
+        for name, tensor in tensors:
             if pending and size + tensor.nbytes > self._bucket_bytes:
-                yield self._write(pending)
+                self.client.update_weights(self._write(pending))
                 pending, size = [], 0
             pending.append((name, tensor))
             size += tensor.nbytes
         if pending:
-            yield self._write(pending)
+            self.client.update_weights(self._write(pending))
+        self.client.finish_weight_update()
 
     def _write(self, tensors: list[tuple[str, torch.Tensor]]) -> dict[str, Any]:
         path = os.path.join(self._directory, f"bucket-{len(self.sent):04d}")
@@ -192,3 +189,27 @@ class ShmTrainerWeightTransferEngine(TrainerWeightTransferEngine[ShmTrainerInitI
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
         self._directory, self.sent = None, []
+
+
+PREFIX = "cgrpo-weights-"
+
+
+def _new_directory(nbytes: int) -> str:
+    """An empty folder for one push: in shared memory where there is room, else on disk.
+
+    Folders of processes that are gone (killed before they could delete them) are removed.
+    """
+    shm = "/dev/shm"
+    root = tempfile.gettempdir()
+    if os.path.isdir(shm):
+        for name in os.listdir(shm):
+            owner = name.removeprefix(PREFIX).partition("-")[0]
+            if name.startswith(PREFIX) and owner.isdigit() and not os.path.exists(f"/proc/{owner}"):
+                shutil.rmtree(os.path.join(shm, name), ignore_errors=True)
+        if shutil.disk_usage(shm).free > nbytes:
+            root = shm
+    return tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=root)
+
+
+def _nbytes(meta: ParamMeta) -> int:
+    return meta.dtype.itemsize * torch.Size(meta.shape).numel()

@@ -6,8 +6,10 @@ One `MegatronSource` feeds all backends: ours through shared memory (`cpu`), vLL
 
 from __future__ import annotations
 
+import os
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -19,8 +21,11 @@ from megatron_cgrpo.config.schema import Config
 from megatron_cgrpo.policy.export import stream_hf
 from megatron_cgrpo.policy.model import PolicyModel
 from megatron_cgrpo.rollout import vllm_plugin
-from megatron_cgrpo.rollout.fleet import EngineFleet
+from megatron_cgrpo.rollout.fleet import ControlError, EngineFleet
 from megatron_cgrpo.rollout.server import EngineError, EngineServer, free_port
+
+# How long a broadcast may wait for an engine that has reported an error.
+WATCHDOG_S = 60.0
 
 
 class MegatronSource(WeightSource):
@@ -45,16 +50,33 @@ class MegatronSource(WeightSource):
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor | None]]:
         return stream_hf(self._model, self._everywhere)
 
-    def nbytes(self) -> int:
-        """Bytes of one push."""
-        return sum(m.dtype.itemsize * torch.Size(m.shape).numel() for m in self.metadata())
-
 
 class _FleetClient:
-    """vLLM's `VLLMWeightSyncClient` for all servers of a fleet at once."""
+    """vLLM's `VLLMWeightSyncClient` for all servers of a fleet at once.
 
-    def __init__(self, fleet: EngineFleet | None) -> None:
-        self._fleet = fleet
+    Never raises: vLLM's trainer engines would leave the collectives that the other ranks are in. A
+    server that fails is left out of the rest of the push; `failed` and `error` tell afterwards.
+    """
+
+    def __init__(self, fleet: EngineFleet | None, on_error: Callable[[], None]) -> None:
+        self._fleet, self._on_error = fleet, on_error
+        self.begin()
+
+    def begin(self) -> None:
+        """Start a push with all servers."""
+        self.targets = list(self._fleet.servers) if self._fleet else []
+        self.failed: list[EngineServer] = []
+        self.error: EngineError | None = None
+
+    def call(self, path: str, body: Any = None) -> None:
+        """A control route of the servers that have not failed yet."""
+        try:
+            self._fleet.control(path, body, self.targets)
+        except ControlError as e:
+            self.error = self.error or e
+            self.failed += e.servers
+            self.targets = [s for s in self.targets if s not in e.servers]
+            self._on_error()
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         tensor = self._fleet.config.rollout.tensor
@@ -66,20 +88,18 @@ class _FleetClient:
                 info["rank_offset"] += index * tensor
             return {"init_info": info}
 
-        self._fleet.control("init_weight_transfer_engine", body)
+        self.call("init_weight_transfer_engine", body)
 
     def start_weight_update(self) -> None:
-        self._fleet.control("start_weight_update")
+        self.call("start_weight_update")
 
     def update_weights(self, update_info: Any) -> None:
         from vllm.distributed.weight_transfer.clients import _json_safe_update_payload
 
-        self._fleet.control(
-            "update_weights", {"update_info": _json_safe_update_payload(update_info)}
-        )
+        self.call("update_weights", {"update_info": _json_safe_update_payload(update_info)})
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
-        self._fleet.control(
+        self.call(
             "finish_weight_update", {"weight_version": weight_version} if weight_version else None
         )
 
@@ -94,12 +114,26 @@ class WeightSync:
     def __init__(self, config: Config, model: PolicyModel, fleet: EngineFleet | None) -> None:
         vllm_plugin.register()
         self._fleet, self._placement = fleet, config.rollout.placement
+        self._watchdog: threading.Timer | None = None
         self.source = MegatronSource(model, everywhere=self._placement == "colocated")
+        self._client = _FleetClient(fleet, self._watch)
         self._engine = WeightTransferTrainerFactory.trainer_init(
-            self._init_info(config), client=_FleetClient(fleet), source=self.source
+            self._init_info(config), client=self._client, source=self.source
         )
+        raise_together(self._client.error)
         if fleet is not None and self._placement == "cpu":
             fleet.resync = self._replay
+
+    def _watch(self) -> None:
+        """NCCL broadcasts have no time-out: one that waits for a failed engine ends the job."""
+        if self._placement == "split" and self._watchdog is None:
+            self._watchdog = threading.Timer(WATCHDOG_S, self._abort)
+            self._watchdog.daemon = True
+            self._watchdog.start()
+
+    def _abort(self) -> None:
+        print(f"error: the weight push hangs on a failed engine: {self._client.error}", flush=True)
+        os._exit(1)
 
     def _init_info(self, config: Config) -> TrainerInitInfo:
         rank, r = dist.get_rank(), config.rollout
@@ -110,16 +144,17 @@ class WeightSync:
         if self._placement == "colocated":
             from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 
-            return IPCTrainerInitInfo(
-                rank=rank, packed=True, packed_buffer_size_bytes=r.bucket_mib << 20
-            )
+            # vLLM refuses a tensor that is larger than its buffer.
+            largest = max(_nbytes(m) for m in self.source.metadata())
+            size = max(r.bucket_mib << 20, largest)
+            return IPCTrainerInitInfo(rank=rank, packed=True, packed_buffer_size_bytes=size)
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
         return NCCLTrainerInitInfo(
             rank=rank,
             master_address=r.host,
             master_port=free_port(r.host) if rank == 0 else 0,
-            world_size=1 + max(len(r.urls), r.servers) * r.tensor,
+            world_size=1 + (len(r.urls) or r.servers) * r.tensor,
             packed_buffer_size_bytes=r.bucket_mib << 20,
         )
 
@@ -132,69 +167,91 @@ class WeightSync:
             EngineError: on every rank, when that is not possible.
         """
         start = time.perf_counter()
-        error: Exception | None = None
-        if self._fleet is not None:
-            error = _attempt(self._fleet.mark_lost) or _attempt(self._begin)
+        if self._placement == "colocated":
+            # What the trainer's allocator keeps cached stands in the engines' way.
+            torch.cuda.empty_cache()
+            dist.barrier()
+        # Nobody enters the collectives of a push before all servers have answered.
+        raise_together(self._attempt(self._begin))
+        error: EngineError | None = None
         try:
             self._engine.send_weights()
         except EngineError as e:
-            error = error or e
-        if self._fleet is not None:
-            self._fleet.version = version
-            if error is not None:
-                error = _attempt(self._recover)
-            error = error or _attempt(lambda: self._finish(version))
-        _raise_together(error)
+            error = e
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+            self._watchdog = None
+        raise_together(self._attempt(lambda: self._settle(version, error)))
         seconds = time.perf_counter() - start
-        size = self.source.nbytes()
+        size = sum(_nbytes(m) for m in self.source.metadata())
         return {"seconds": seconds, "bytes": size, "gib_per_s": size / 2**30 / seconds}
 
+    def _attempt(self, action: Callable[[], None]) -> EngineError | None:
+        """Run on rank 0; its EngineError is returned."""
+        if self._fleet is None:
+            return None
+        try:
+            action()
+        except EngineError as e:
+            return e
+        return None
+
     def _begin(self) -> None:
-        # With colocated engines nothing runs here: they have just been woken without requests.
-        self._fleet.control("pause?mode=keep")
-
-    def _finish(self, version: int, servers: list[EngineServer] | None = None) -> None:
-        fleet = self._fleet
+        self._fleet.repair(before_push=True)
+        self._client.begin()
         if self._placement == "colocated":
-            fleet.control("wake_up?tags=kv_cache", servers=servers)
-        # Cached prefixes were computed with the old weights.
-        fleet.control("reset_prefix_cache?reset_running_requests=true", servers=servers)
-        fleet.control("update_weight_version", {"new_version": str(version)}, servers)
-        fleet.control("resume", servers=servers)
+            self._fleet.control("wake_up?tags=weights")
+        else:
+            self._fleet.control("pause?mode=keep")
 
-    def _recover(self) -> None:
-        """A failed update leaves a server's weights undefined: all are restarted and replayed."""
-        if self._fleet.resync is None:
-            raise EngineError("the weight push failed and this placement cannot replay it")
-        self._fleet.drop_all()
-        self._fleet.repair()
+    def _settle(self, version: int, error: EngineError | None) -> None:
+        """Let updated servers serve again; restart the others and replay the push to them.
+
+        A failed update leaves a server's weights undefined.
+        """
+        if error is not None:
+            raise error
+        self._release(version, self._client.call)
+        self._fleet.updated(version, self._client.targets)
+        if self._client.failed:
+            self._fleet.set_aside(self._client.failed)
+            self._fleet.repair()
+
+    def _release(self, version: int, call: Callable[..., None]) -> None:
+        if self._placement == "colocated":
+            call("wake_up?tags=kv_cache")
+        # Cached prefixes were computed with the old weights.
+        call("reset_prefix_cache?reset_running_requests=true")
+        call("update_weight_version", {"new_version": str(version)})
+        if self._placement != "colocated":
+            call("resume")
 
     def _replay(self, server: EngineServer) -> None:
-        fleet, only = self._fleet, [server]
-        fleet.control("pause?mode=keep", servers=only)
-        fleet.control("init_weight_transfer_engine", {"init_info": {}}, only)
-        fleet.control("start_weight_update", servers=only)
+        """The last push once more, to one server (shared memory only: its files are kept)."""
+
+        def call(path: str, body: Any = None) -> None:
+            self._fleet.control(path, body, [server])
+
+        call("pause?mode=keep")
+        call("init_weight_transfer_engine", {"init_info": {}})
+        call("start_weight_update")
         for update in self._engine.sent:
-            fleet.control("update_weights", {"update_info": update}, only)
-        fleet.control("finish_weight_update", servers=only)
-        self._finish(fleet.version, only)
+            call("update_weights", {"update_info": update})
+        call("finish_weight_update")
+        self._release(self._fleet.version, call)
 
     def close(self) -> None:
         """Free what the backend holds (shared-memory files, communicators)."""
         self._engine.shutdown()
 
 
-def _attempt(action) -> Exception | None:
-    try:
-        action()
-    except EngineError as e:
-        return e
-    return None
-
-
-def _raise_together(error: Exception | None) -> None:
+def raise_together(error: EngineError | None) -> None:
     """Rank 0's error on all ranks, so that none waits for the others in a collective."""
     message = [None if error is None else str(error)]
     dist.broadcast_object_list(message, src=0)
     if message[0] is not None:
         raise EngineError(message[0]) from error
+
+
+def _nbytes(meta: ParamMeta) -> int:
+    return meta.dtype.itemsize * torch.Size(meta.shape).numel()

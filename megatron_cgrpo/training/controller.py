@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 from rich.progress import Progress
-from transformers import AutoTokenizer
 
-from megatron_cgrpo.config.errors import ConfigError
 from megatron_cgrpo.config.schema import Config
 from megatron_cgrpo.data.problems import load_problems
-from megatron_cgrpo.data.prompts import PromptBuilder, refine_template, within_limit
+from megatron_cgrpo.data.prompts import (
+    PromptBuilder,
+    load_tokenizer,
+    refine_template,
+    within_limit,
+)
 from megatron_cgrpo.data.sampler import ProblemSampler
 from megatron_cgrpo.feedback.critics import make_critic
 from megatron_cgrpo.feedback.pool import VerifierPool
@@ -103,19 +105,6 @@ class Controller:
             self._runner.close()
         finally:
             self.fleet.stop()
-
-
-def load_tokenizer(config: Config):
-    """The run's tokenizer.
-
-    Raises:
-        ConfigError: when transformers cannot load it, or it has more tokens than the model.
-    """
-    source = Path(config.model.tokenizer or config.model.path)
-    try:
-        return AutoTokenizer.from_pretrained(source, local_files_only=True)
-    except Exception as e:
-        raise ConfigError(f"cannot load the tokenizer in {source}: {e}") from e
 
 
 def _first(group: BaseExceptionGroup) -> BaseException:

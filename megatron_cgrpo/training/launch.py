@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -11,7 +12,8 @@ from pathlib import Path
 from megatron_cgrpo.config.checks import check_disk
 from megatron_cgrpo.config.schema import Config
 from megatron_cgrpo.conversion.plan import parameter_count
-from megatron_cgrpo.training.logger import prepare_run_directory
+from megatron_cgrpo.process import die_with_parent
+from megatron_cgrpo.training.logger import STOPPED, prepare_run_directory
 from megatron_cgrpo.training.preflight import preflight
 
 # A step may take long, and a stop waits for its end; a second signal does not.
@@ -37,6 +39,8 @@ def rank_environment(config: Config) -> dict[str, str]:
     """Environment of the ranks."""
     env = dict(os.environ)
     if config.rollout.placement == "cpu":
+        # Engines and trainer are built for the CPU, also on a machine that has GPUs.
+        env["CUDA_VISIBLE_DEVICES"] = ""
         cores = os.cpu_count() or 1
         env.setdefault("OMP_NUM_THREADS", str(max(1, cores // config.parallel.world_size)))
         # megatron-core compiles fused helpers at import, which costs more than it gives here.
@@ -64,6 +68,7 @@ def run(config: Config) -> int:
         rank_command(config, root),
         env=rank_environment(config),
         start_new_session=True,
+        preexec_fn=die_with_parent,
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
@@ -78,7 +83,7 @@ def run(config: Config) -> int:
             # The agent passes it to every rank and waits for them.
             child.send_signal(signal.SIGTERM)
         else:
-            os.killpg(child.pid, signal.SIGKILL)
+            child.kill()  # the ranks die with their agent
 
     previous = {s: signal.signal(s, forward) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -88,9 +93,9 @@ def run(config: Config) -> int:
         for s, handler in previous.items():
             signal.signal(s, handler)
         if child.poll() is None:
-            os.killpg(child.pid, signal.SIGKILL)
-    stopped = signals == 1 and (root / "checkpoints").exists()
-    return 0 if stopped else code
+            child.kill()
+    # torchrun's agent reports the signal that it was sent as a failure.
+    return 0 if (root / STOPPED).exists() else code
 
 
 def _relay(child: subprocess.Popen, root: Path) -> None:
@@ -101,8 +106,9 @@ def _relay(child: subprocess.Popen, root: Path) -> None:
     show, pending = False, ""
     with open(root / "stderr.log", "w", encoding="utf-8") as log:
         for line in child.stderr:
-            log.write(line)
-            log.flush()
+            with contextlib.suppress(OSError):
+                log.write(line)
+                log.flush()
             if line.startswith("Traceback (most recent call last)"):
                 pending = line
                 continue

@@ -7,7 +7,7 @@ import os
 import shutil
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import yaml
 from rich.console import Console
@@ -15,6 +15,9 @@ from rich.console import Console
 from megatron_cgrpo.config.errors import ConfigError
 from megatron_cgrpo.config.schema import Config
 from megatron_cgrpo.policy.states import STATES, is_complete, latest_state
+
+STOPPED = "stopped"
+"""File that a run leaves when it was asked to stop and did so cleanly."""
 
 
 def prepare_run_directory(config: Config) -> Path:
@@ -28,7 +31,14 @@ def prepare_run_directory(config: Config) -> Path:
     """
     root = Path(config.run.directory).expanduser().absolute() / config.run.name
     if config.run.overwrite:
-        shutil.rmtree(root, ignore_errors=True)
+        wanted = Path(config.training.resume).absolute()
+        if root in wanted.parents:
+            raise ConfigError(
+                f"run.overwrite would delete {root}, which training.resume wants to continue from"
+            )
+        # Only what was a run of ours.
+        if (root / "config.yaml").exists() or (root / "metrics.jsonl").exists():
+            shutil.rmtree(root)
     if (root / "metrics.jsonl").exists() and resume_from(config, root) is None:
         raise ConfigError(
             f"{root} holds an earlier run without a checkpoint to continue from; choose another "
@@ -37,6 +47,7 @@ def prepare_run_directory(config: Config) -> Path:
     resume_from(config, root)
     try:
         root.mkdir(parents=True, exist_ok=True)
+        (root / STOPPED).unlink(missing_ok=True)
         (root / "config.yaml").write_text(
             yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), encoding="utf-8"
         )
@@ -98,15 +109,21 @@ class RunLogger:
     def step(self, step: int, values: dict[str, Any]) -> None:
         """One line of metrics."""
         row = {"step": step, "elapsed_s": round(time.time() - self._start, 3), **values}
-        self._metrics.write(json.dumps(row) + "\n")
-        self._metrics.flush()
+        self._write(self._metrics, [row])
         if self._wandb is not None:
             self._wandb.log(values, step=step)
 
     def samples(self, rows: list[dict]) -> None:
-        for row in rows:
-            self._samples.write(json.dumps(row) + "\n")
-        self._samples.flush()
+        """Lines of samples.jsonl."""
+        self._write(self._samples, rows)
+
+    def _write(self, file: TextIO, rows: list[dict]) -> None:
+        """A full disk costs lines of the log, not the run."""
+        try:
+            file.write("".join(json.dumps(row) + "\n" for row in rows))
+            file.flush()
+        except OSError as e:
+            self.say(f"[bold red]cannot write {file.name}: {e.strerror}[/]")
 
     def say(self, text: str) -> None:
         self.console.print(text, highlight=False)

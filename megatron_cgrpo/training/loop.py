@@ -19,7 +19,7 @@ from megatron_cgrpo.policy.parallel import initialize, shutdown
 from megatron_cgrpo.policy.states import STATES, read_run_state
 from megatron_cgrpo.training.controller import Controller
 from megatron_cgrpo.training.exchange import StopSignal, share_batch, share_error
-from megatron_cgrpo.training.logger import RunLogger, resume_from, step_line
+from megatron_cgrpo.training.logger import STOPPED, RunLogger, resume_from, step_line
 from megatron_cgrpo.training.metrics import lineages, rollout_metrics, update_metrics
 
 
@@ -30,23 +30,24 @@ def train(config: Config, root: Path) -> None:
         for step in range(s.first_step, config.training.steps + 1):
             with s.timed("rollout_s"):
                 batch = s.rollout(step)
-            with s.fleet_asleep():
-                micro_batches = s.actor.prepare(batch, config.training.mini_batches)
-                with s.timed("score_s"):
-                    scores = s.actor.score(micro_batches)
-                with s.timed("train_s"):
-                    updates = [s.actor.train(part) for part in micro_batches]
-            if any(u.applied for u in updates):
-                with s.timed("push_s"):
-                    s.push_weights()
+            s.free_gpus()
+            micro_batches = s.actor.prepare(batch, config.training.mini_batches)
+            with s.timed("score_s"):
+                scores = s.actor.score(micro_batches)
+            with s.timed("train_s"):
+                updates = [s.actor.train(part) for part in micro_batches]
+            with s.timed("push_s"):
+                s.push_weights(changed=any(u.applied for u in updates))
             s.report(step, update_metrics(scores, updates))
             stop = s.stop.agreed()
             last = stop or step == config.training.steps
-            s.validate(step, last)
             s.checkpoint(step, last)
             s.export(step, last)
             if stop:
+                # Whoever asked may not wait long: the state is safe, validation is left out.
+                s.mark_stopped(step)
                 break
+            s.validate(step, last)
 
 
 class Session:
@@ -62,6 +63,7 @@ class Session:
         self._groups_metrics: dict[str, float] = {}
         self._push: dict[str, float] = {}
         self._step_start = time.perf_counter()
+        self.sync = None
         self.logger: RunLogger | None = None
         self.controller: Controller | None = None
 
@@ -77,6 +79,9 @@ class Session:
         initialize(config.parallel, config.run.seed, t.collective_timeout_s)
         try:
             self._on_rank_zero(lambda: self._start_controller(context))
+            if config.rollout.placement == "colocated":
+                # The engines leave the GPUs before the model is built there.
+                self._on_rank_zero(self._park_engines)
             # Imported late: Megatron and vLLM load while the servers start.
             from megatron_cgrpo.policy.actor import MegatronActor
             from megatron_cgrpo.policy.checkpoint import load_state
@@ -85,11 +90,13 @@ class Session:
             self.actor = MegatronActor(config, shape, HFCheckpoint(config.model.path))
             if self._resumed is not None:
                 load_state(self.actor, self._checkpoint)
-            self._on_rank_zero(lambda: self.controller.wait_ready())
+            if config.rollout.placement != "colocated":
+                self._on_rank_zero(lambda: self.controller.wait_ready())
             fleet = self.controller.fleet if self.controller else None
             self.sync = WeightSync(config, self.actor.model, fleet)
-            if self.version > 0:
-                # The engines have loaded the initial weights.
+            if self.version > 0 or config.rollout.placement == "colocated" or config.rollout.urls:
+                # Resumed: the engines have the initial weights. Colocated: they sleep without any.
+                # Given by URL: nobody knows what they hold.
                 self.sync.push(self.version)
         except BaseException:
             self._close()
@@ -98,10 +105,7 @@ class Session:
         return self
 
     def __exit__(self, kind, error, trace) -> None:
-        try:
-            self.sync.close()
-        finally:
-            self._close()
+        self._close()
         if error is None:
             shutdown()
 
@@ -112,7 +116,13 @@ class Session:
             self.controller.sampler.load_state_dict(self._resumed["sampler"])
             self.logger.say(f"continuing after step {self._resumed['step']} ({self._checkpoint})")
 
+    def _park_engines(self) -> None:
+        self.controller.wait_ready()
+        self.controller.fleet.sleep()
+
     def _close(self) -> None:
+        if self.sync is not None:
+            self.sync.close()
         if self.controller is not None:
             self.controller.close()
         if self.logger is not None:
@@ -154,16 +164,22 @@ class Session:
                 error = e
         return share_batch(batch, error)
 
-    def fleet_asleep(self) -> contextlib.AbstractContextManager:
-        """Colocated engines give their GPU memory to training inside."""
-        if self.controller is None:
-            return contextlib.nullcontext()
-        return self.controller.fleet.asleep()
+    def free_gpus(self) -> None:
+        """Colocated engines give their GPU memory to training; the next push wakes them."""
+        if self.config.rollout.placement == "colocated":
+            # Every rank waits here until the engines of all GPUs sleep.
+            self._on_rank_zero(lambda: self.controller.fleet.sleep())
 
-    def push_weights(self) -> None:
-        """Bring the engines to the new weights."""
-        self.version += 1
-        self._push = self.sync.push(self.version)
+    def push_weights(self, changed: bool) -> None:
+        """Bring the engines to the new weights; sleeping ones get theirs back in any case."""
+        self.version += changed
+        if changed or self.config.rollout.placement == "colocated":
+            self._push = self.sync.push(self.version)
+
+    def mark_stopped(self, step: int) -> None:
+        """Tell whoever started the run that it was stopped and is complete up to here."""
+        if self.logger is not None:
+            (self.root / STOPPED).write_text(f"{step}\n")
 
     def report(self, step: int, values: dict[str, float]) -> None:
         """Write this step's metrics."""

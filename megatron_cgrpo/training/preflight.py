@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from megatron_cgrpo.config.checks import check_model
+from megatron_cgrpo.config.checks import check_model, read_hf_config
 from megatron_cgrpo.config.errors import ConfigError
 from megatron_cgrpo.config.schema import Config
 from megatron_cgrpo.conversion.shape import ModelShape
 from megatron_cgrpo.data.problems import load_problems
-from megatron_cgrpo.data.prompts import refine_template
+from megatron_cgrpo.data.prompts import PromptBuilder, load_tokenizer, refine_template
 from megatron_cgrpo.feedback.critics import make_critic
 from megatron_cgrpo.feedback.verdicts import check_kinds
 
@@ -20,7 +20,8 @@ def preflight(config: Config) -> ModelShape:
     Raises:
         ConfigError, DataError: one sentence with what is wrong, where, and what to do.
     """
-    shape = ModelShape.from_hf(check_model(config))
+    shape = ModelShape.from_hf(read_hf_config(Path(config.model.path)))
+    check_model(config)
     _check_tokenizer(config, shape)
     d, v = config.data, config.validation
     problems = load_problems(d.path, d.fields, d.kind, d.limit, d.shuffle_options)
@@ -33,7 +34,7 @@ def preflight(config: Config) -> ModelShape:
     check_count(config, len(problems))
     if config.algorithm.refines:
         make_critic(config.algorithm.critique, kinds)
-        refine_template(config.feedback.refine_prompt)
+    PromptBuilder(load_tokenizer(config), d, refine_template(config.feedback.refine_prompt))
     return shape
 
 

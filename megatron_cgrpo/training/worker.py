@@ -9,11 +9,15 @@ import traceback
 import warnings
 from pathlib import Path
 
+from megatron_cgrpo.process import die_with_parent
+
 USER_ERRORS = ("ConfigError", "DataError", "EngineError", "NonFiniteGradient", "RankZeroFailed")
 
 
 def main() -> int:
     """Train; returns the exit code. Errors that a user can act on are told without a traceback."""
+    # torchrun gives every rank a session of its own: a killed agent would leave them running.
+    die_with_parent()
     warnings.filterwarnings("ignore")
     logging.getLogger("vllm").setLevel(logging.WARNING)
     from megatron_cgrpo.config import load_config

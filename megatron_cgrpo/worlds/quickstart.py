@@ -34,8 +34,9 @@ def run_quickstart(directory: str, seed: int = 0, steps: int | None = None) -> i
         0 when both runs finished; the first failing run's exit code otherwise.
     """
     root = Path(directory).absolute()
-    if (root / "world").exists():
-        shutil.rmtree(root)
+    for name in ("world", *METHODS):
+        # Only what an earlier quickstart made.
+        shutil.rmtree(root / name, ignore_errors=True)
     start = time.perf_counter()
     policy = build_world(root / "world", seed)
     results: dict[str, Any] = {}
@@ -77,18 +78,23 @@ def build_world(root: Path, seed: int) -> Path:
 
 def quickstart_config(root: Path, policy: Path, method: str, seed: int, steps: int) -> Config:
     """The configuration of one run; the same for both methods but for the algorithm."""
+    hardware = _hardware()
     algorithm: dict[str, Any] = {"method": method, "responses": RESPONSES[method]}
     if method == "critique_grpo":
         algorithm |= {"critique": "cot", "refinements": 1}
     return parse_config(
         {
             "run": {"name": method, "directory": str(root), "seed": seed},
-            "model": {"path": str(policy), "dtype": "float32"},
+            "model": {"path": str(policy), "dtype": hardware["dtype"]},
             "data": {"path": str(root / "world" / "train.jsonl"), "kind": "chain"},
-            "parallel": {"world_size": 2, "tensor": 2},
+            "parallel": {"world_size": 2, "tensor": 2, **hardware["parallel"]},
             "optimizer": {"lr": 3e-4},
             "algorithm": algorithm,
-            "rollout": {"max_prompt_tokens": 32, "max_response_tokens": 32},
+            "rollout": {
+                "max_prompt_tokens": 32,
+                "max_response_tokens": 32,
+                **hardware["rollout"],
+            },
             "validation": {
                 "path": str(root / "world" / "test.jsonl"),
                 "every": 10,
@@ -104,6 +110,21 @@ def quickstart_config(root: Path, policy: Path, method: str, seed: int, steps: i
             "logging": {"wandb": {"mode": "disabled"}},
         }
     )
+
+
+def _hardware() -> dict[str, Any]:
+    """Where the runs take place: on the CPU, or colocated on one or two GPUs."""
+    import torch
+
+    gpus = min(torch.cuda.device_count(), 2)
+    if gpus == 0:
+        return {"dtype": "float32", "parallel": {}, "rollout": {"placement": "cpu"}}
+    return {
+        # TransformerEngine's attention knows no float32.
+        "dtype": "bfloat16",
+        "parallel": {"world_size": gpus, "tensor": gpus},
+        "rollout": {"placement": "colocated", "tensor": gpus, "gpu_memory_utilization": 0.3},
+    }
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:

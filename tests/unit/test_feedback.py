@@ -40,6 +40,15 @@ RIGHT = [
     ("7", r"<think>\boxed{9}</think> The answer is 7."),
     (r"\frac{1}{2004!}", r"\boxed{\frac{1}{2004!}}"),
 ]
+RIGHT += [
+    ("8", "To answer this, we compute 5+3 = 8."),
+    ("12", "The answer is 12. I hope this answer helps!"),
+    ("12", "The answer is 12, because 3*4 = 13."),
+    ("8", "So 5+3=8. This answers the question"),
+    ("72", "**Answer:** 72 clips"),
+    ("3.5", "the answer is 3.5."),
+    ("x+1", "Final answer: $x+1$."),
+]
 WRONG = [
     ("5", r"\boxed{6}"),
     ("5", "no number at all"),
@@ -113,7 +122,7 @@ def test_degenerate_text_returns_within_the_cap():
 @pytest.mark.parametrize(("policy", "wanted"), [("wrong", False), ("invalid", None)])
 def test_hung_verifier_is_killed_and_the_next_job_runs(policy, wanted, monkeypatch):
     async def main():
-        pool = VerifierPool(Feedback(timeout_s=1.0, on_timeout=policy), {"math"})
+        pool = VerifierPool(Feedback(timeout_s=5.0, on_failure=policy), {"math"})
         try:
             await pool.grade(problem("1"), "1")
             (worker,) = pool._all
@@ -127,8 +136,8 @@ def test_hung_verifier_is_killed_and_the_next_job_runs(policy, wanted, monkeypat
             await pool.close()
 
     first, seconds, second, killed = asyncio.run(main())
-    assert first.correct is wanted and "over 1.0 s" in first.reason
-    assert seconds < 3 and second.correct is True and killed == 1
+    assert first.correct is wanted and "over 5.0 s" in first.reason
+    assert seconds < 20 and second.correct is True and killed == 1
 
 
 def test_killed_verifier_is_replaced():
@@ -237,3 +246,24 @@ def test_grade_a_file(tmp_path):
     with pytest.raises(ValueError, match="line 1 lacks kind, answer, response"):
         grade_file(source, target, Feedback())
     assert len(target.read_text().splitlines()) == 3
+
+
+def fail(problem: Problem, response: str) -> Verdict:
+    """A verifier of a user's with a bug."""
+    return bytearray(1 << 40) if response == "memory" else 1 / 0
+
+
+@pytest.mark.parametrize(("policy", "wanted"), [("wrong", False), ("invalid", None)])
+def test_a_failing_verifier_follows_the_policy(policy, wanted):
+    own = {"buggy": "tests.unit.test_feedback.fail"}
+
+    async def main():
+        pool = VerifierPool(Feedback(verifiers=own, on_failure=policy), {"buggy"})
+        try:
+            return [await pool.grade(problem("1", "buggy"), r) for r in ("x", "memory")]
+        finally:
+            await pool.close()
+
+    zero, memory = asyncio.run(main())
+    assert zero.correct is wanted and "ZeroDivisionError" in zero.reason
+    assert memory.correct is wanted and "MemoryError" in memory.reason
