@@ -127,10 +127,16 @@ class HiddenOutputLayer(ColumnParallelLinear):
     over the ranks.
     """
 
-    loss_weight: torch.Tensor
+    # In a tuple: a parameter set as an attribute would become this module's own.
+    _loss_weight: tuple[torch.Tensor]
+
+    @property
+    def loss_weight(self) -> torch.Tensor:
+        """The weight of the last forward pass: this layer's, or the tied embedding's."""
+        return self._loss_weight[0]
 
     def forward(self, input_, weight=None, runtime_gather_output=None):
-        self.loss_weight = self.weight if weight is None else weight
+        self._loss_weight = (self.weight if weight is None else weight,)
         if self.sequence_parallel:
             hidden = gather_from_sequence_parallel_region(input_, tensor_parallel_output_grad=True)
         else:
