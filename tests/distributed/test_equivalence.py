@@ -34,14 +34,13 @@ LAYOUTS = {
 }
 
 
-def _cases(world: int, models) -> list[dict]:
+def _cases(world: int, tied: bool, models) -> list[dict]:
     return [
         dict(layout, world=world, family=family, tied=tied, root=str(models[family, tied]))
         for family in FAMILIES
-        for tied in (True, False)
         for layout in LAYOUTS[world]
-        # The Qwen2 model has two heads.
-        if layout["tp"] <= 2 or family != "qwen2"
+        # The Qwen2 model has two heads; training steps are checked on one family.
+        if (layout["tp"] <= 2 or family != "qwen2") and ("lr" not in layout or family == "qwen3")
     ]
 
 
@@ -55,12 +54,14 @@ def models(tmp_path_factory):
     }
 
 
+# Two launches per world size: every layout leaves its gloo groups, and their threads, behind.
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("world", sorted(LAYOUTS))
-def test_actor_equals_transformers(world, models, tmp_path):
-    results = run_ranks(
-        world, "tests.distributed.equivalence_worker", {"cases": _cases(world, models)}, tmp_path
-    )
-    assert len(results) == len(_cases(world, models))
+def test_actor_equals_transformers(world, tied, models, tmp_path):
+    cases = _cases(world, tied, models)
+    worker = "tests.distributed.equivalence_worker"
+    results = run_ranks(world, worker, {"cases": cases}, tmp_path)
+    assert len(results) == len(cases)
     for r in results:
         assert r["logprob"] <= 1e-5, r
         assert r["grad"] <= 1e-4, r

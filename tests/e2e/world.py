@@ -14,6 +14,7 @@ import yaml
 from megatron_cgrpo.worlds.quickstart import build_world, quickstart_config
 
 ROOT = Path(__file__).parents[2]
+MARK = "CGRPO_TEST_RUN"
 
 
 def write_config(root: Path, name: str, **sections) -> Path:
@@ -40,7 +41,7 @@ def start(config: Path, *overrides: str) -> subprocess.Popen:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        env={k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"},
+        env={k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"} | {MARK: str(config)},
     )
 
 
@@ -55,10 +56,17 @@ def finish(process: subprocess.Popen, timeout_s: float = 400) -> tuple[int, str,
 
 
 def leftovers(root: Path) -> list[str]:
-    """Processes that still mention this run's directory."""
-    found = []
-    for p in psutil.process_iter(["cmdline"]):
+    """What a run in `root` left behind: processes, and weights in shared memory.
+
+    Ranks and verifiers carry a mark in their environment; engine cores overwrite theirs, so every
+    one of them counts (tests run one after the other).
+    """
+    found = [str(p) for p in Path("/dev/shm").glob("cgrpo-weights-*")]
+    for p in psutil.process_iter(["cmdline", "environ", "name", "status"]):
+        if p.info["status"] == psutil.STATUS_ZOMBIE or p.pid == os.getpid():
+            continue
         line = " ".join(p.info["cmdline"] or [])
-        if str(root) in line and p.pid != os.getpid():
-            found.append(line)
+        marked = (p.info["environ"] or {}).get(MARK, "").startswith(str(root))
+        if marked or str(root) in line or (p.info["name"] or "").startswith("VLLM"):
+            found.append(f"{p.pid} {p.info['name']} {line}")
     return found

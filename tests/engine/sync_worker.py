@@ -157,6 +157,7 @@ def faults(fleet, sync, report, on_rank_zero, second, temperature, other):
     sync.push(3)
     on_rank_zero("served_after_failed_push", lambda: sample(fleet, temperature) == second)
     on_rank_zero("version", lambda: fleet.version)
+    on_rank_zero("final_restarts", lambda: fleet.restarts)
 
 
 if __name__ == "__main__":

@@ -36,3 +36,4 @@ def test_weight_sync(case, tmp_path):
         assert r["survived_after_s"] < 200
         assert r["same_weights_after_restart"]
         assert r["served_after_failed_push"] and r["version"] == 3
+        assert r["final_restarts"] == 2
