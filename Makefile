@@ -8,7 +8,7 @@ PIP_ARGS ?=
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(EXTRA)
 
-.PHONY: install quickstart test test-slow lint clean
+.PHONY: install quickstart test test-slow lint launch-env clean
 
 install: $(STAMP)
 
@@ -40,5 +40,10 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 
+# NeMo-Run's requirements conflict with vLLM's: an environment without the trainer.
+launch-env:
+	test -x $(VENV)-launch/bin/python || $(PYTHON) -m venv $(VENV)-launch
+	$(VENV)-launch/bin/pip install $(PIP_ARGS) -r launch/requirements.txt
+
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) $(VENV)-launch runs

@@ -10,6 +10,12 @@ VERSION = re.search(
     r'__version__ = "(.+)"', (ROOT / "megatron_cgrpo" / "__init__.py").read_text()
 ).group(1)
 
+LAUNCH = [
+    line
+    for line in (ROOT / "launch" / "requirements.txt").read_text().splitlines()
+    if line and not line.startswith("#")
+]
+
 setup(
     name="megatron_cgrpo",
     version=VERSION,
@@ -44,7 +50,8 @@ setup(
         # NVIDIA apex is optional and comes from its source repository only; the package called
         # `apex` on PyPI is something else.
         "gpu": ["vllm==0.32.0", "megatron-core==0.16.1", "transformer-engine[pytorch]>=2.8"],
-        "launch": ["nemo-run==0.11.1"],
+        # For an environment of its own: `make launch-env`.
+        "launch": LAUNCH,
         "dev": [
             "pytest>=8",
             "hypothesis>=6",
