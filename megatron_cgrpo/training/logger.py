@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import time
+import uuid
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -94,7 +95,7 @@ class RunLogger:
             return None
         import wandb
 
-        self.wandb_id = self.wandb_id or wandb.util.generate_id()
+        self.wandb_id = self.wandb_id or uuid.uuid4().hex[:8]
         return wandb.init(
             project=w.project,
             name=config.run.name,
