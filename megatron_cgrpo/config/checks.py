@@ -16,8 +16,8 @@ def check_model(config: Config) -> dict[str, Any]:
     """Compare the configuration with the model's config.json; returns the latter.
 
     Raises:
-        ConfigError: files missing, parallel sizes that do not divide the model, lengths over the
-            context, or a model whose training state cannot fit into this machine's memory.
+        ConfigError: files missing, parallel sizes that do not divide the model, or lengths over
+            the context.
     """
     root = Path(config.model.path)
     hf = read_hf_config(root)
@@ -38,7 +38,6 @@ def check_model(config: Config) -> dict[str, Any]:
             f"rollout.max_prompt_tokens + max_response_tokens = {longest} exceeds the model's "
             f"context of {context} tokens"
         )
-    _check_memory(config, hf)
     return hf
 
 
@@ -84,32 +83,24 @@ def _check_division(config: Config, hf: dict[str, Any]) -> None:
         )
 
 
-def parameter_count(hf: dict[str, Any]) -> int:
-    """Parameters of a dense decoder with this config.json (norms and biases neglected)."""
-    hidden, heads = hf["hidden_size"], hf["num_attention_heads"]
-    head_dim = hf.get("head_dim") or hidden // heads
-    kv = hf.get("num_key_value_heads") or heads
-    attention = 2 * hidden * head_dim * (heads + kv)
-    mlp = 3 * hidden * hf["intermediate_size"]
-    embeddings = hf["vocab_size"] * hidden * (1 if hf.get("tie_word_embeddings") else 2)
-    return hf["num_hidden_layers"] * (attention + mlp) + embeddings
+def check_memory(config: Config, parameters: int) -> None:
+    """Weights, gradients, Adam state and the engines' weights on a CPU-only machine.
 
-
-def _check_memory(config: Config, hf: dict[str, Any]) -> None:
-    """Weights + gradients + Adam state on a CPU-only machine, and room for exports."""
+    Raises:
+        ConfigError: when they cannot fit into this machine's memory.
+    """
     if config.rollout.placement != "cpu":
         return
-    params = parameter_count(hf)
     width = 4 if config.model.dtype == "float32" else 2
-    replicas = config.parallel.data if not config.optimizer.sharded else 1
-    need = params * (
+    replicas = 1 if config.optimizer.sharded else config.parallel.data
+    need = parameters * (
         (width + 4) * config.parallel.data + 12 * replicas + width * config.rollout.servers
     )
     have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if need > have:
         raise ConfigError(
-            f"training {params / 1e9:.1f}B parameters needs about {need / 2**30:.0f} GiB here and "
-            f"the machine has {have / 2**30:.0f} GiB; use a smaller model or GPUs"
+            f"training {parameters / 1e9:.1f}B parameters needs about {need / 2**30:.0f} GiB here "
+            f"and the machine has {have / 2**30:.0f} GiB; use a smaller model or GPUs"
         )
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from megatron_cgrpo.config.checks import check_model, read_hf_config
+from megatron_cgrpo.config.checks import check_memory, check_model, read_hf_config
 from megatron_cgrpo.config.errors import ConfigError
 from megatron_cgrpo.config.schema import Config
+from megatron_cgrpo.conversion.plan import parameter_count
 from megatron_cgrpo.conversion.shape import ModelShape
 from megatron_cgrpo.data.problems import load_problems
 from megatron_cgrpo.data.prompts import PromptBuilder, load_tokenizer, refine_template
@@ -22,6 +23,7 @@ def preflight(config: Config) -> ModelShape:
     """
     shape = ModelShape.from_hf(read_hf_config(Path(config.model.path)))
     check_model(config)
+    check_memory(config, parameter_count(shape))
     _check_tokenizer(config, shape)
     d, v = config.data, config.validation
     problems = load_problems(d.path, d.fields, d.kind, d.limit, d.shuffle_options)

@@ -9,9 +9,11 @@ import pytest
 import yaml
 
 from megatron_cgrpo.config import ConfigError, apply_overrides, load_config, parse_config
-from megatron_cgrpo.config.checks import check_model
+from megatron_cgrpo.config.checks import check_memory, check_model
 from megatron_cgrpo.config.presets import METHODS
 from megatron_cgrpo.config.reference import reference
+from megatron_cgrpo.conversion.plan import parameter_count
+from megatron_cgrpo.conversion.shape import ModelShape
 
 BASE = {"model": {"path": "m"}, "data": {"path": "d.jsonl"}}
 
@@ -132,7 +134,6 @@ LLAMA_70B = {
 @pytest.mark.parametrize(
     ("sections", "expected"),
     [
-        ({}, "70.6B parameters needs about .* GiB"),
         ({"parallel": {"world_size": 7, "tensor": 7}}, "does not divide the model's 64"),
         ({"parallel": {"world_size": 3, "pipeline": 3}}, "80 layers do not divide into 3"),
         ({"rollout": {"tensor": 3}}, "rollout.tensor=3 does not divide"),
@@ -144,3 +145,11 @@ def test_model_and_machine_are_checked_before_anything_starts(sections, expected
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(ConfigError, match=expected):
         check_model(parse_config({**BASE, "model": {"path": str(tmp_path)}, **sections}))
+
+
+def test_a_model_that_cannot_fit_is_refused():
+    shape = ModelShape.from_hf(LLAMA_70B)
+    assert parameter_count(shape) == 70_553_706_496  # Llama-3.1-70B
+    with pytest.raises(ConfigError, match="70.6B parameters needs about .* GiB"):
+        check_memory(config(), parameter_count(shape))
+    check_memory(config(), 1_000_000)
