@@ -7,8 +7,6 @@ its end. Backward: a grid of (row, block of columns), no communication at all.
 
 from __future__ import annotations
 
-import math
-
 import torch
 import triton
 import triton.language as tl
@@ -22,7 +20,8 @@ _LOWEST = tl.constexpr(-1.0e30)
 # A NaN logit must come out as a NaN, not as the bound.
 _NAN = tl.constexpr(tl.PropagateNan.ALL)
 
-# One entry per launch configuration; chosen by measurement on a GPU, all checked offline.
+# Launch configurations. Triton measures them once per vocabulary size on a GPU; all of them are
+# checked offline, the middle one runs under the interpreter.
 FORWARD_CONFIGS = (
     {"LANES": 128, "VEC": 8, "num_warps": 4},
     {"LANES": 256, "VEC": 8, "num_warps": 8},
@@ -128,6 +127,19 @@ def gradient_kernel(
     tl.store(out_ptr + row * stride_out + o, g.to(out_ptr.dtype.element_ty), mask=o < width)
 
 
+def _autotune(kernel, configs, **options):
+    choices = [
+        triton.Config({k: v for k, v in c.items() if k != "num_warps"}, num_warps=c["num_warps"])
+        for c in configs
+    ]
+    return triton.autotune(choices, key=["valid"], **options)(kernel)
+
+
+_tuned_stats = _autotune(stats_kernel, FORWARD_CONFIGS)
+# The gradient may overwrite the logits: trials must not see each other's output.
+_tuned_gradient = _autotune(gradient_kernel, BACKWARD_CONFIGS, restore_value=["out_ptr"])
+
+
 def local_stats_triton(
     logits: torch.Tensor,
     targets: torch.Tensor,
@@ -141,8 +153,11 @@ def local_stats_triton(
     tokens = logits.size(0)
     out = torch.empty(4, tokens, dtype=torch.float32, device=logits.device)
     if tokens:
-        config = FORWARD_CONFIGS[1]
-        stats_kernel[(tokens,)](
+        # The interpreter cannot choose between configurations.
+        launch, config = _tuned_stats[(tokens,)], {}
+        if INTERPRETED:
+            launch, config = stats_kernel[(tokens,)], FORWARD_CONFIGS[1]
+        launch(
             logits,
             targets,
             out,
@@ -176,8 +191,10 @@ def write_gradient_triton(
     tokens, width = logits.shape
     if not tokens:
         return
-    config = BACKWARD_CONFIGS[1]
-    gradient_kernel[(tokens, math.ceil(width / config["BLOCK"]))](
+    launch, config = _tuned_gradient, {}
+    if INTERPRETED:
+        launch, config = gradient_kernel, BACKWARD_CONFIGS[1]
+    launch[lambda meta: (tokens, triton.cdiv(width, meta["BLOCK"]))](
         logits,
         out,
         targets,
