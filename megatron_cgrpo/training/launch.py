@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 from megatron_cgrpo.config.checks import check_disk
@@ -18,6 +19,7 @@ from megatron_cgrpo.training.preflight import preflight
 
 # A step may take long, and a stop waits for its end; a second signal does not.
 SHUTDOWN_TIMEOUT_S = 24 * 3600
+RELAY_GRACE_S = 5.0
 
 
 def rank_command(config: Config, root: Path) -> list[str]:
@@ -87,8 +89,11 @@ def run(config: Config) -> int:
 
     previous = {s: signal.signal(s, forward) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
-        _relay(child, root)
+        relay = threading.Thread(target=_relay, args=(child, root), daemon=True)
+        relay.start()
         code = child.wait()
+        # What the ranks left running must not keep the pipe, and with it this command, open.
+        relay.join(RELAY_GRACE_S)
     finally:
         for s, handler in previous.items():
             signal.signal(s, handler)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import sys
 import traceback
@@ -42,5 +43,8 @@ if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
+    # megatron-core's checkpoint writer keeps a spawned process, which exit handlers would end.
+    for child in multiprocessing.active_children():
+        child.kill()
     # After an error the other ranks may be gone: do not wait for them in destructors.
     os._exit(code)
