@@ -55,13 +55,20 @@ def finish(process: subprocess.Popen, timeout_s: float = 400) -> tuple[int, str,
     return process.returncode, out, err
 
 
+def _weights() -> set[Path]:
+    return set(Path("/dev/shm").glob("cgrpo-weights-*"))
+
+
+_BEFORE = _weights()
+
+
 def leftovers(root: Path) -> list[str]:
     """What a run in `root` left behind: processes, and weights in shared memory.
 
     Ranks and verifiers carry a mark in their environment; engine cores overwrite theirs, so every
     one of them counts (tests run one after the other).
     """
-    found = [str(p) for p in Path("/dev/shm").glob("cgrpo-weights-*")]
+    found = [str(p) for p in _weights() - _BEFORE]
     for p in psutil.process_iter(["cmdline", "environ", "name", "status"]):
         if p.info["status"] == psutil.STATUS_ZOMBIE or p.pid == os.getpid():
             continue
