@@ -218,8 +218,8 @@ class Rollout(Section):
     max_num_seqs: Positive = 256
     """Sequences that a server decodes at once."""
     gpu_memory_utilization: Share = 0.85
-    """Share of GPU memory for a server (not on the CPU). Colocated: the trainer's weights, gradients
-    and optimizer state stay on the GPU beside it."""
+    """Share of GPU memory for a server (not on the CPU). Colocated: the trainer's weights,
+    gradients and optimizer state stay on the GPU beside it."""
     kv_cache_mib: Positive = 64
     """KV cache of a server on the CPU."""
     bucket_mib: Positive = 512

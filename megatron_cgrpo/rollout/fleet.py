@@ -224,7 +224,8 @@ class EngineFleet:
             ready = [i for i, ok in enumerate(self._ready) if ok]
             if ready:
                 return min(ready, key=lambda i: self._load[i])
-            await self._start_repair()
+            # A request that is cancelled must not end the repair that others wait for.
+            await asyncio.shield(self._start_repair())
 
     def _start_repair(self) -> asyncio.Task:
         """Bring servers back in the background; the others go on meanwhile."""
