@@ -15,6 +15,10 @@ Verifier = Callable[[Problem, str], Verdict]
 
 
 def _math() -> Verifier:
+    # Seconds of imports, which must not count as a verdict's time.
+    import math_verify  # noqa: F401
+    import sympy  # noqa: F401
+
     from megatron_cgrpo.feedback.math_verifier import verify_math
 
     return verify_math
