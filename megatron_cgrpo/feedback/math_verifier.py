@@ -18,7 +18,12 @@ MAX_ANSWER = 400
 _MARKED = re.compile(r"\banswer\b[\s*_]*(?:is|[:=])[\s*_:]*([^\n]+)", re.IGNORECASE)
 # Where a stated answer ends: at a sentence's end or at a reason.
 _ANSWER_END = re.compile(r"\.(?:\s|$)|[,;]?\s+(?:because|since|as|so)\b|\*\*")
-_WORDS_AFTER_NUMBER = re.compile(r"\$?(-?\d[\d,]*(?:\.\d+)?(?:/\d+)?%?)\$?\s+[A-Za-z][A-Za-z .'-]*")
+_FORMULA = re.compile(r"[\d\\$+*/^=!]")
+# "72 clips" is 72, but "2 pi" and "3 x" are not 2 and 3.
+_WORDS_AFTER_NUMBER = re.compile(
+    r"\$?(-?\d[\d,]*(?:\.\d+)?(?:/\d+)?%?)\$?\s+"
+    r"(?!(?:sqrt|sin|cos|tan|log|exp|times|percent)\b)[A-Za-z]{3}[A-Za-z .'-]*"
+)
 _NUMBER = re.compile(r"-?\$?\d[\d,]*(?:\.\d+)?(?:/\d+)?%?")
 
 
@@ -52,7 +57,7 @@ def extract_answer(response: str) -> str | None:
         return boxed[-1][1][:MAX_ANSWER]
     for stated in reversed(_MARKED.findall(text)):
         candidate = _ANSWER_END.split(stated, maxsplit=1)[0].strip(" *_")
-        if not re.search(r"[\d\\$]", candidate):
+        if not (_FORMULA.search(candidate) or re.fullmatch(r"[a-zA-Z]{1,2}|pi", candidate)):
             continue  # words only: no answer was stated here
         number = _WORDS_AFTER_NUMBER.fullmatch(candidate)
         return (number[1] if number else candidate)[:MAX_ANSWER]

@@ -45,9 +45,12 @@ def save_state(actor: MegatronActor, root: Path, step: int, run_state: dict[str,
         with cpu.cuda_names():
             dist_checkpointing.save(_sharded_state(actor, loading=False), str(partial))
     except CheckpointException as e:
-        # Raised on every rank. Anything else is one rank's alone, while the others are in the
-        # strategy's collectives: it must end the job, not wait for them.
+        # Raised on every rank.
         raise OSError(f"cannot write {partial}: {e}") from e
+    except OSError as e:
+        # One rank's alone, while the others are in the strategy's collectives: it must end the
+        # job (the older checkpoints are complete), not wait for them.
+        raise RuntimeError(f"cannot write {partial}: {e}") from e
     if dist.get_rank() == 0:
         try:
             publish(partial, target, run_state, keep)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -59,7 +60,9 @@ class EngineFleet:
         self._starter = ThreadPoolExecutor(1)
         self._session: aiohttp.ClientSession | None = None
         self._slots: asyncio.Semaphore | None = None
+        self._probes: list[asyncio.Task | None] = [None] * len(self.servers)
         self._repairing: asyncio.Task | None = None
+        self._repair_lock = threading.Lock()
 
     def _own_server(self, index: int, token: str, log_dir: Path) -> EngineServer:
         r = self.config.rollout
@@ -110,6 +113,11 @@ class EngineFleet:
             EngineError: when it is not ours, restarts are used up, or its weights cannot be
                 replayed here.
         """
+        # A repair may still run in the background of a rollout when the next push begins.
+        with self._repair_lock:
+            self._repair(before_push)
+
+    def _repair(self, before_push: bool) -> None:
         for i, server in enumerate(self.servers):
             if self._ready[i] and server.alive():
                 continue
@@ -130,6 +138,9 @@ class EngineFleet:
         server = self.servers[index]
         if server.command is None:
             raise EngineError(f"{server.url} is gone and is not ours to restart")
+        if self.config.rollout.placement == "split":
+            # A new process cannot join the NCCL group of the trainer and the other engines.
+            raise EngineError(f"{server.url} died; {server.tail()}")
         if self.restarts >= self.config.rollout.max_restarts:
             raise EngineError(
                 f"{server.url} died and rollout.max_restarts={self.restarts} are used up; "
@@ -207,7 +218,7 @@ class EngineFleet:
                     error = f"{type(e).__name__}: {e}"
                     self.lost += 1
                     await asyncio.sleep(0.5)
-                    if not await asyncio.to_thread(_answers, self.servers[index]):
+                    if self._ready[index] and not await self._probe(index):
                         self._ready[index] = False
                         self._start_repair()
                 finally:
@@ -226,6 +237,14 @@ class EngineFleet:
                 return min(ready, key=lambda i: self._load[i])
             # A request that is cancelled must not end the repair that others wait for.
             await asyncio.shield(self._start_repair())
+
+    async def _probe(self, index: int) -> bool:
+        """Whether a server still answers; one question at a time for each server."""
+        if self._probes[index] is None or self._probes[index].done():
+            self._probes[index] = asyncio.create_task(
+                asyncio.to_thread(_answers, self.servers[index])
+            )
+        return await asyncio.shield(self._probes[index])
 
     def _start_repair(self) -> asyncio.Task:
         """Bring servers back in the background; the others go on meanwhile."""

@@ -92,6 +92,11 @@ def server_environment(config: Config, token: str, index: int) -> dict[str, str]
         mine = gpus[index * r.tensor : (index + 1) * r.tensor]
         # Indices count within what this job was given.
         given = [g for g in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if g]
+        if given and max(mine) >= len(given):
+            raise EngineError(
+                f"engine {index} wants GPU {max(mine)} of the {len(given)} that "
+                "CUDA_VISIBLE_DEVICES names"
+            )
         env["CUDA_VISIBLE_DEVICES"] = ",".join(given[g] if given else str(g) for g in mine)
         if r.placement == "colocated":
             env["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import TextIO
 
 from megatron_cgrpo.config.checks import check_disk
 from megatron_cgrpo.config.schema import Config
@@ -66,6 +67,7 @@ def run(config: Config) -> int:
     root = prepare_run_directory(config)
     width = 4 if config.model.dtype == "float32" else 2
     check_disk(root, parameter_count(shape) * width + (16 << 20))
+    log = open(root / "stderr.log", "w", encoding="utf-8")
     child = subprocess.Popen(
         rank_command(config, root),
         env=rank_environment(config),
@@ -89,7 +91,7 @@ def run(config: Config) -> int:
 
     previous = {s: signal.signal(s, forward) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
-        relay = threading.Thread(target=_relay, args=(child, root), daemon=True)
+        relay = threading.Thread(target=_relay, args=(child, log), daemon=True)
         relay.start()
         code = child.wait()
         # What the ranks left running must not keep the pipe, and with it this command, open.
@@ -100,16 +102,20 @@ def run(config: Config) -> int:
         if child.poll() is None:
             child.kill()
     # torchrun's agent reports the signal that it was sent as a failure.
-    return 0 if (root / STOPPED).exists() else code
+    if (root / STOPPED).exists():
+        return 0
+    if code:
+        print(f"all that the ranks said: {root / 'stderr.log'}", file=sys.stderr, flush=True)
+    return code
 
 
-def _relay(child: subprocess.Popen, root: Path) -> None:
+def _relay(child: subprocess.Popen, log: TextIO) -> None:
     """Keep the ranks' standard error in the run directory; show what users can act on.
 
     torchrun's own tracebacks repeat what a rank has said: they start at its module's entry.
     """
     show, pending = False, ""
-    with open(root / "stderr.log", "w", encoding="utf-8") as log:
+    with log:
         for line in child.stderr:
             with contextlib.suppress(OSError):
                 log.write(line)
@@ -124,6 +130,7 @@ def _relay(child: subprocess.Popen, root: Path) -> None:
             elif "torch/distributed/elastic" in line:
                 show = False
             if show:
-                sys.stderr.write(pending + line)
-                sys.stderr.flush()
+                with contextlib.suppress(OSError):
+                    sys.stderr.write(pending + line)
+                    sys.stderr.flush()
             pending = ""

@@ -39,15 +39,15 @@ def train(config: Config, root: Path) -> None:
             with s.timed("push_s"):
                 s.push_weights(changed=any(u.applied for u in updates))
             s.report(step, update_metrics(scores, updates))
-            stop = s.stop.agreed()
-            last = stop or step == config.training.steps
-            s.checkpoint(step, last)
-            s.export(step, last)
+            last, stop = step == config.training.steps, s.stop.agreed()
+            if last or not stop:
+                # Whoever asked for a stop may not wait long.
+                s.validate(step, last)
+            s.checkpoint(step, last or stop)
+            s.export(step, last or stop)
             if stop:
-                # Whoever asked may not wait long: the state is safe, validation is left out.
                 s.mark_stopped(step)
                 break
-            s.validate(step, last)
 
 
 class Session:
@@ -121,12 +121,14 @@ class Session:
         self.controller.fleet.sleep()
 
     def _close(self) -> None:
-        if self.sync is not None:
-            self.sync.close()
-        if self.controller is not None:
-            self.controller.close()
-        if self.logger is not None:
-            self.logger.close()
+        try:
+            if self.sync is not None:
+                self.sync.close()
+        finally:
+            if self.controller is not None:
+                self.controller.close()
+            if self.logger is not None:
+                self.logger.close()
 
     def _on_rank_zero(self, action: Callable[[], None]) -> None:
         """Run `action` on rank 0; its error is raised on every rank."""
@@ -212,7 +214,7 @@ class Session:
         if not (step == 0 or last or (every and step % every == 0)):
             return
         if self._resumed is not None and step == self._resumed["step"]:
-            return  # scored before the checkpoint was written
+            return  # scored before the checkpoint was written, or left out by a stop
         self._on_rank_zero(lambda: self._validate(step))
         self._step_start = time.perf_counter()
 

@@ -21,11 +21,11 @@ def main() -> int:
     die_with_parent()
     warnings.filterwarnings("ignore")
     logging.getLogger("vllm").setLevel(logging.WARNING)
-    from megatron_cgrpo.config import load_config
-    from megatron_cgrpo.training.loop import train
-
     root = Path(sys.argv[1])
     try:
+        from megatron_cgrpo.config import load_config
+        from megatron_cgrpo.training.loop import train
+
         train(load_config(root / "config.yaml"), root)
     except Exception as e:
         kind = type(e).__name__

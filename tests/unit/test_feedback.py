@@ -48,8 +48,13 @@ RIGHT += [
     ("72", "**Answer:** 72 clips"),
     ("3.5", "the answer is 3.5."),
     ("x+1", "Final answer: $x+1$."),
+    ("x+y", "We get 3 terms. The answer is x+y."),
+    ("n!", "With n=3 the answer is n!."),
+    ("3x", "The answer is 3 x."),
 ]
 WRONG = [
+    ("2", "The answer is 2 pi."),
+    ("3", "The answer is 3 x."),
     ("5", r"\boxed{6}"),
     ("5", "no number at all"),
     ("5", ""),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 
 import pytest
 
@@ -29,9 +31,12 @@ class RecordingFleet(EngineFleet):
     def __init__(self, placement: str, broken: dict[str, set[int]] | None = None) -> None:
         rollout = {"gpus": (4, 5, 6, 7)} if placement == "split" else {}
         self.config = config(placement, **rollout)
-        self.servers = [EngineServer(f"http://127.0.0.1:{9000 + i}", "t") for i in range(2)]
+        self.servers = [
+            EngineServer(f"http://127.0.0.1:{9000 + i}", "t", command=["vllm"]) for i in range(2)
+        ]
         self._ready, self._stale = [True, True], [False, False]
         self.version, self.restarts, self.resync = 0, 0, None
+        self._repair_lock = threading.Lock()
         self.calls: list[tuple] = []
         self._broken = broken or {}
 
@@ -127,3 +132,29 @@ def test_commands_choose_the_backend(placement, backend):
     assert json.loads(chosen) == {"backend": backend}
     assert ("--enable-sleep-mode" in command) == (placement == "colocated")
     assert "processed_logprobs" in command
+
+
+def test_a_repair_and_a_push_do_not_meet():
+    """The push waits for a repair that still runs in the background."""
+    fleet = RecordingFleet("cpu")
+    order = []
+
+    def slow(before_push):
+        order.append(("begin", before_push))
+        time.sleep(0.2)
+        order.append(("end", before_push))
+
+    fleet._repair = slow
+    background = threading.Thread(target=fleet.repair)
+    background.start()
+    time.sleep(0.05)
+    fleet.repair(before_push=True)
+    background.join()
+    assert order == [("begin", False), ("end", False), ("begin", True), ("end", True)]
+
+
+def test_a_dead_engine_of_a_split_job_ends_it():
+    fleet = RecordingFleet("split")
+    fleet._ready = [True, False]
+    with pytest.raises(EngineError, match="9001 died"):
+        fleet.repair(before_push=True)
