@@ -29,7 +29,7 @@ from megatron_cgrpo.kernels.token_logprob import (
 
 # Chunks of logits: enough tokens to keep a GPU's matmul busy; small in the cache's terms on a CPU.
 CHUNK_TOKENS_CUDA = 2048
-CHUNK_BYTES_CPU = 64 << 20
+CHUNK_BYTES_CPU = 192 << 20
 
 ChunkLoss = Callable[[torch.Tensor, torch.Tensor, slice], torch.Tensor]
 
