@@ -49,7 +49,7 @@ def build_batch(
 ) -> Batch:
     """Pack `groups` (with advantages) into `mini_batches` equal parts in their order.
 
-    The weight of a token of mini-batch B with G groups (DESIGN: J = J_init + J_refi):
+    The weight of a token of mini-batch B with G groups (J = J_init + J_refi, docs/algorithm.md):
     initial 1/(G n_g) · w, refinement 1/(G k_g) · w, where w = 1/max_response_tokens (`none`) or
     1/|y| (`sequence`); with `token` every loss token of B weighs 1/(number of them).
 

@@ -120,7 +120,7 @@ def verify_chain(problem: Problem, response: str) -> Verdict:
 
 
 def critique_chain(problem: Problem, response: str, kind: str) -> str:
-    """What the step checker says (DESIGN: indicative, indicative_gt, cot).
+    """What the step checker says, for the critiques indicative, indicative_gt and cot.
 
     `cot` walks the steps and names the first wrong one with its right value:
     `ok;wrong7g=5`.
