@@ -148,7 +148,7 @@ class ShmTrainerWeightTransferEngine(TrainerWeightTransferEngine[ShmTrainerInitI
 
     def _send(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
         self.shutdown()
-        self._directory = _new_directory(sum(_nbytes(m) for m in self.source.metadata()))
+        self._directory = _new_directory(sum(nbytes(m) for m in self.source.metadata()))
         self.client.start_weight_update()
         pending: list[tuple[str, torch.Tensor]] = []
         size = 0
@@ -194,7 +194,7 @@ class ShmTrainerWeightTransferEngine(TrainerWeightTransferEngine[ShmTrainerInitI
 PREFIX = "cgrpo-weights-"
 
 
-def _new_directory(nbytes: int) -> str:
+def _new_directory(size: int) -> str:
     """An empty folder for one push: in shared memory where there is room, else on disk.
 
     Folders of processes that are gone (killed before they could delete them) are removed.
@@ -206,10 +206,11 @@ def _new_directory(nbytes: int) -> str:
             owner = name.removeprefix(PREFIX).partition("-")[0]
             if name.startswith(PREFIX) and owner.isdigit() and not os.path.exists(f"/proc/{owner}"):
                 shutil.rmtree(os.path.join(shm, name), ignore_errors=True)
-        if shutil.disk_usage(shm).free > nbytes:
+        if shutil.disk_usage(shm).free > size:
             root = shm
     return tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=root)
 
 
-def _nbytes(meta: ParamMeta) -> int:
+def nbytes(meta: ParamMeta) -> int:
+    """Bytes of one tensor."""
     return meta.dtype.itemsize * torch.Size(meta.shape).numel()

@@ -23,6 +23,7 @@ from megatron_cgrpo.policy.model import PolicyModel
 from megatron_cgrpo.rollout import vllm_plugin
 from megatron_cgrpo.rollout.fleet import ControlError, EngineFleet
 from megatron_cgrpo.rollout.server import EngineError, EngineServer, free_port
+from megatron_cgrpo.rollout.shm_transfer import ShmTrainerInitInfo, nbytes
 
 # How long a broadcast may wait for an engine that has reported an error.
 WATCHDOG_S = 60.0
@@ -138,14 +139,12 @@ class WeightSync:
     def _init_info(self, config: Config) -> TrainerInitInfo:
         rank, r = dist.get_rank(), config.rollout
         if self._placement == "cpu":
-            from megatron_cgrpo.rollout.shm_transfer import ShmTrainerInitInfo
-
             return ShmTrainerInitInfo(rank=rank, bucket_bytes=r.bucket_mib << 20)
         if self._placement == "colocated":
             from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 
             # vLLM refuses a tensor that is larger than its buffer.
-            largest = max(_nbytes(m) for m in self.source.metadata())
+            largest = max(nbytes(m) for m in self.source.metadata())
             size = max(r.bucket_mib << 20, largest)
             return IPCTrainerInitInfo(rank=rank, packed=True, packed_buffer_size_bytes=size)
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
@@ -183,7 +182,7 @@ class WeightSync:
             self._watchdog = None
         raise_together(self._attempt(lambda: self._settle(version, error)))
         seconds = time.perf_counter() - start
-        size = sum(_nbytes(m) for m in self.source.metadata())
+        size = sum(nbytes(m) for m in self.source.metadata())
         return {"seconds": seconds, "bytes": size, "gib_per_s": size / 2**30 / seconds}
 
     def _attempt(self, action: Callable[[], None]) -> EngineError | None:
@@ -251,7 +250,3 @@ def raise_together(error: EngineError | None) -> None:
     dist.broadcast_object_list(message, src=0)
     if message[0] is not None:
         raise EngineError(message[0]) from error
-
-
-def _nbytes(meta: ParamMeta) -> int:
-    return meta.dtype.itemsize * torch.Size(meta.shape).numel()
