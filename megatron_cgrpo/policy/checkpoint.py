@@ -67,7 +67,6 @@ def load_state(actor: MegatronActor, path: Path) -> None:
     """
     if not is_complete(path):
         raise ValueError(f"{path} is not a complete training checkpoint")
-    _fill_adam_state(actor)
     with cpu.cuda_names():
         state = dist_checkpointing.load(_sharded_state(actor, loading=True), str(path))
         for i, chunk in enumerate(actor.model.chunks):
@@ -95,6 +94,7 @@ def _sharded_state(actor: MegatronActor, loading: bool) -> dict[str, Any]:
         _chunk_key(actor, i): chunk.sharded_state_dict(metadata=metadata)
         for i, chunk in enumerate(actor.model.chunks)
     }
+    _fill_adam_state(actor)
     state["optimizer"] = actor.optimizer.sharded_state_dict(state, loading, metadata=metadata)
     return state | {
         "scheduler": actor.scheduler.state_dict(),
@@ -110,7 +110,8 @@ def _torch_adams(actor: MegatronActor) -> list[torch.optim.Optimizer]:
 
 
 def _fill_adam_state(actor: MegatronActor) -> None:
-    """megatron-core 0.16 needs moments to load into; torch makes them at the first step."""
+    """megatron-core 0.16 needs moments to save and to load into; torch makes them at the first
+    step."""
     for adam in _torch_adams(actor):
         for parameter in (p for group in adam.param_groups for p in group["params"]):
             if not adam.state[parameter]:

@@ -71,8 +71,10 @@ def main(job: dict, out: str) -> None:
             end = tensors(straight)
             actor = build(root, layout, sharded=sharded)
             norms = []
+            # Before the first update, as when no group of a whole run has a learning signal.
+            save_state(actor, where, 0, {"step": 0}, keep=2)
             for part in range(3):
-                if part:
+                if part or sharded:
                     actor = build(root, layout, sharded=sharded)
                     load_state(actor, latest_state(where))
                 norms += run(actor, 2 * part, 2 * part + 2)
