@@ -22,7 +22,7 @@ setup(
     description="Critique-GRPO post-training of language models on Megatron-core and vLLM",
     long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
-    packages=find_packages(include=["megatron_cgrpo*"]),
+    packages=find_packages(include=["megatron_cgrpo*", "checkpoint_tools"]),
     package_data={"megatron_cgrpo": ["feedback/prompts/*.txt", "worlds/warm_start_data/*"]},
     python_requires=">=3.11",
     install_requires=[

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -33,6 +34,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     grade.add_argument("--out", type=Path, required=True, help="JSONL of verdicts")
     grade.add_argument("--workers", type=int, default=os.cpu_count())
     grade.set_defaults(run=_grade)
+
+    convert = commands.add_parser("convert", help="checkpoints between Hugging Face and Megatron")
+    tools = ("hf_to_megatron", "megatron_to_hf", "verify", "inspect")
+    convert.add_argument("tool", choices=tools)
+    convert.add_argument("arguments", nargs=argparse.REMAINDER, help="those of the tool: see -h")
+    convert.set_defaults(run=_convert)
 
     quick = commands.add_parser("quickstart", help="the paper's effect in small, on any machine")
     quick.add_argument("--directory", default="runs/quickstart")
@@ -90,6 +97,13 @@ def _grade(args: argparse.Namespace) -> int:
     counts = grade_file(args.file, args.out, Feedback(workers=args.workers))
     print(", ".join(f"{n} {what}" for what, n in counts.items()))
     return 0
+
+
+def _convert(args: argparse.Namespace) -> int:
+    tool = importlib.import_module(f"checkpoint_tools.{args.tool}")
+    parser = argparse.ArgumentParser(prog=f"cgrpo convert {args.tool}", description=tool.__doc__)
+    tool.add_arguments(parser)
+    return tool.main(parser.parse_args(args.arguments))
 
 
 def _quickstart(args: argparse.Namespace) -> int:

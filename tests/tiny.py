@@ -13,8 +13,19 @@ VOCAB = 151
 CONTEXT = 256
 
 
-def make_model(root: Path, family: str, tied: bool, seed: int = 0, layers: int = 4) -> Path:
-    """A random model of `family` with a character tokenizer; returns its directory."""
+def make_model(
+    root: Path,
+    family: str,
+    tied: bool,
+    seed: int = 0,
+    layers: int = 4,
+    dtype: torch.dtype = torch.float32,
+    **changes,
+) -> Path:
+    """A random model of `family` with a character tokenizer; returns its directory.
+
+    `changes` go into its configuration.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(seed)
@@ -46,13 +57,22 @@ def make_model(root: Path, family: str, tied: bool, seed: int = 0, layers: int =
             "high_freq_factor": 4.0,
             "original_max_position_embeddings": 64,
         }
+    if family == "qwen3_moe":
+        options |= {
+            "moe_intermediate_size": 48,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "norm_topk_prob": True,
+            "router_aux_loss_coef": 0.0,
+        }
+    options |= changes
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **options)).float()
     with torch.no_grad():
         for name, p in model.named_parameters():
             spread = 0.08 if p.dim() > 1 else 0.1
             p.copy_(torch.randn_like(p) * spread + (1.0 if "norm" in name else 0.0))
     model.generation_config.eos_token_id = 2
-    model.save_pretrained(root)
+    model.to(dtype).save_pretrained(root)
     make_tokenizer(root)
     return root
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_cgrpo.config.errors import ConfigError
-from megatron_cgrpo.config.schema import Config
+from megatron_cgrpo.config.schema import Config, Parallel
 
 
 def check_model(config: Config) -> dict[str, Any]:
@@ -27,6 +27,11 @@ def check_model(config: Config) -> dict[str, Any]:
     if not any((tokenizer / f).exists() for f in ("tokenizer.json", "tokenizer_config.json")):
         raise ConfigError(
             f"no tokenizer in {tokenizer} (tokenizer.json); set model.tokenizer to its directory"
+        )
+    if config.model.weights and not (Path(config.model.weights) / "metadata.json").exists():
+        raise ConfigError(
+            f"model.weights={config.model.weights} is not a distributed checkpoint (it has no "
+            "metadata.json)"
         )
     _check_division(config, hf)
     context = min(
@@ -71,15 +76,44 @@ def _check_division(config: Config, hf: dict[str, Any]) -> None:
         )
     if hf["intermediate_size"] % tp:
         raise ConfigError(f"parallel.tensor={tp} does not divide intermediate_size")
-    chunks = config.parallel.pipeline * (config.parallel.virtual_pipeline or 1)
-    if hf["num_hidden_layers"] % chunks:
-        raise ConfigError(
-            f"the model's {hf['num_hidden_layers']} layers do not divide into {chunks} pipeline "
-            "chunks (parallel.pipeline × virtual_pipeline)"
-        )
+    _check_stages(config.parallel, hf["num_hidden_layers"])
+    _check_experts(config.parallel, hf)
     if heads % config.rollout.tensor:
         raise ConfigError(
             f"rollout.tensor={config.rollout.tensor} does not divide the model's {heads} heads"
+        )
+
+
+def _check_stages(p: Parallel, layers: int) -> None:
+    """Every pipeline chunk has the same number of layers, but for given first and last ones."""
+    given = [n for n in (p.first_stage_layers, p.last_stage_layers) if n]
+    chunks = p.pipeline * (p.virtual_pipeline or 1) - len(given)
+    rest = layers - sum(given)
+    if (chunks and (rest % chunks or rest < chunks)) or (not chunks and rest):
+        raise ConfigError(
+            f"the model's {layers} layers do not divide into pipeline chunks: {rest} are left for "
+            f"{chunks} (parallel.pipeline × virtual_pipeline"
+            + (", less first_stage_layers and last_stage_layers)" if given else ")")
+        )
+
+
+def _check_experts(p: Parallel, hf: dict[str, Any]) -> None:
+    experts = hf.get("num_experts") or hf.get("num_local_experts")
+    if not experts:
+        if p.expert > 1:
+            raise ConfigError(f"parallel.expert={p.expert} needs a mixture-of-experts model")
+        return
+    if experts % p.expert:
+        raise ConfigError(
+            f"parallel.expert={p.expert} does not divide the model's {experts} experts"
+        )
+    width = p.expert_tensor or p.tensor
+    if hf["moe_intermediate_size"] % width:
+        raise ConfigError(f"parallel.expert_tensor={width} does not divide moe_intermediate_size")
+    if p.tensor > 1 and not p.sequence_parallel:
+        raise ConfigError(
+            "a mixture-of-experts model with parallel.tensor > 1 needs "
+            "parallel.sequence_parallel=true (megatron-core)"
         )
 
 

@@ -33,6 +33,9 @@ class Run(Section):
 class Model(Section):
     path: str
     """Hugging Face directory: config.json, safetensors, tokenizer."""
+    weights: str | None = None
+    """Distributed checkpoint to take the initial weights from, instead of those in `path`: a
+    converted one (`cgrpo convert`) or a training checkpoint of any run and layout."""
     tokenizer: str | None = None
     """Directory of the tokenizer when it is not in `path`."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
@@ -55,8 +58,14 @@ class Parallel(Section):
     """Pipeline-parallel size of the trainer."""
     virtual_pipeline: Positive | None = None
     """Model chunks per pipeline stage (interleaved 1F1B)."""
+    first_stage_layers: Positive | None = None
+    """Layers of the first pipeline stage, where they do not divide evenly (the rest must)."""
+    last_stage_layers: Positive | None = None
+    """Layers of the last pipeline stage, likewise."""
     expert: Positive = 1
-    """Expert-parallel size; 1 for the dense models supported so far."""
+    """Expert-parallel size of mixtures: the experts are dealt out over tensor × data ranks."""
+    expert_tensor: Positive | None = None
+    """Tensor-parallel size within an expert; default: `tensor`."""
     sequence_parallel: bool = False
     """Shard norms and residuals over the tensor-parallel ranks along the sequence."""
 
@@ -78,9 +87,17 @@ class Parallel(Section):
             raise ValueError(
                 "parallel.virtual_pipeline needs parallel.pipeline ≥ 2 and at least 2 chunks"
             )
-        if self.expert > 1:
+        uneven = self.first_stage_layers or self.last_stage_layers
+        if uneven and (self.pipeline == 1 or self.virtual_pipeline):
             raise ValueError(
-                "parallel.expert > 1 needs a mixture-of-experts model; no supported family is one"
+                "parallel.first_stage_layers and last_stage_layers need parallel.pipeline ≥ 2 and "
+                "no virtual_pipeline"
+            )
+        expert_block = self.expert * (self.expert_tensor or self.tensor) * self.pipeline
+        if self.world_size % expert_block:
+            raise ValueError(
+                f"parallel.world_size={self.world_size} is not a multiple of expert × "
+                f"expert_tensor × pipeline = {expert_block}"
             )
         return self
 

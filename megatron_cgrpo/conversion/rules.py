@@ -25,10 +25,11 @@ class Rule:
     """Replicated on every TP rank, made of one tensor. Subclasses cut and fuse.
 
     `fuse` joins whole HF tensors into the whole Megatron tensor, `split` undoes it exactly;
-    `dim` is the dimension cut over TP ranks (None: replicated).
+    `dim` is the dimension cut over TP ranks (None: replicated); `pads`: rows may be added.
     """
 
     dim: int | None = None
+    pads: bool = False
 
     def fuse(self, parts: Sequence[torch.Tensor], shape: ModelShape) -> torch.Tensor:
         (only,) = parts
@@ -55,6 +56,7 @@ class Vocab(Rule):
     """Rows are tokens; padded with zero rows to a multiple of TP, padding dropped on export."""
 
     dim: int | None = 0
+    pads: bool = True
 
     def shard(self, parts, shape, tp, rank):
         (whole,) = parts
@@ -88,6 +90,12 @@ class GatedMLP(Rule):
     """gate and up projections; each rank holds its rows of gate, then its rows of up."""
 
     dim: int | None = 0
+
+    def fuse(self, parts, shape):
+        return torch.cat(list(parts))
+
+    def split(self, whole, shape):
+        return list(whole.chunk(2))
 
     def shard(self, parts, shape, tp, rank):
         return torch.cat([p.chunk(tp)[rank] for p in parts])

@@ -1,125 +1,277 @@
-"""Hugging Face directories: reading single tensors, writing complete ones."""
+"""Hugging Face directories: reading single tensors, writing complete ones, both as streams."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
-import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO, TypeVar
 
+import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
-# Files beside the weights that make a directory loadable by transformers and vLLM.
-COMPANIONS = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-    "chat_template.jinja",
-)
+from megatron_cgrpo.conversion.directories import copy_companions, written_whole
+
+INDEX = "model.safetensors.index.json"
+# As transformers' save_pretrained.
+FILE_BYTES = 5_000_000_000
+
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "U8": torch.uint8,
+}
+_NAMES = {v: k for k, v in _DTYPES.items()}
+
+T = TypeVar("T")
+Spec = tuple[tuple[int, ...], torch.dtype]
+"""Shape and dtype of a tensor."""
 
 
 class HFCheckpoint:
     """Tensors of a directory of safetensors files, read one at a time.
 
+    Read with plain file reads: a memory map would count every page that was ever touched as this
+    process's memory.
+
     Raises:
-        ValueError: a file that is no safetensors file, or an index naming an absent tensor.
+        ValueError: a file that is no complete safetensors file, or an index that names an absent
+            file or tensor.
     """
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
-        self._where: dict[str, Path] = {}
-        self._open: dict[Path, safe_open] = {}
-        for path in sorted(self.root.glob("*.safetensors")):
-            try:
-                self._open[path] = safe_open(path, "pt")
-            except (SafetensorError, OSError) as e:
-                raise ValueError(f"{path} is not a complete safetensors file: {e}") from e
-            self._where.update(dict.fromkeys(self._open[path].keys(), path))
-        if not self._where:
-            raise ValueError(f"{self.root} holds no tensors (*.safetensors)")
-        index = self.root / "model.safetensors.index.json"
+        self._where: dict[str, tuple[Path, Spec, int]] = {}
+        files = sorted(self.root.glob("*.safetensors"))
+        for path in files:
+            for name, (spec, offset) in _read_header(path).items():
+                self._where[name] = (path, spec, offset)
+        index = self.root / INDEX
         if index.exists():
-            for name, file in json.loads(index.read_text())["weight_map"].items():
+            for name, file in read_json(index)["weight_map"].items():
+                if not (self.root / file).exists():
+                    raise ValueError(f"{index} names {name} in {file}, which is not there")
                 if name not in self._where:
                     raise ValueError(f"{index} names {name} in {file}, which does not hold it")
+        if not self._where:
+            raise ValueError(f"{self.root} holds no tensors (*.safetensors)")
+
+    def specs(self) -> dict[str, Spec]:
+        return {n: spec for n, (_, spec, _) in self._where.items()}
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {n: tuple(self._open[p].get_slice(n).get_shape()) for n, p in self._where.items()}
+        return {n: spec[0] for n, (_, spec, _) in self._where.items()}
+
+    def file_of(self, name: str) -> Path:
+        return self._where[name][0]
 
     def get(self, name: str) -> torch.Tensor:
-        return self._open[self._where[name]].get_tensor(name)
+        path, (dims, dtype), offset = self._where[name]
+        count = math.prod(dims) * dtype.itemsize
+        data = np.fromfile(path, dtype=np.uint8, count=count, offset=offset)
+        if len(data) != count:
+            raise ValueError(f"{path} ends within {name}: it became shorter while it was read")
+        return torch.from_numpy(data).view(dtype).view(dims)
+
+
+def _read_header(path: Path) -> dict[str, tuple[Spec, int]]:
+    """name → (spec, offset of the data in the file).
+
+    Raises:
+        ValueError: naming the first tensor that the file is too short for.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as f:
+        length = int.from_bytes(f.read(8), "little")
+        try:
+            header = json.loads(f.read(length)) if 0 < length <= size - 8 else None
+        except ValueError:
+            header = None
+    if not isinstance(header, dict):
+        raise ValueError(f"{path} is not a complete safetensors file: its header is cut or damaged")
+    out = {}
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        if entry["dtype"] not in _DTYPES:
+            raise ValueError(f"{path}: {name} has the unsupported dtype {entry['dtype']}")
+        dims, dtype = tuple(entry["shape"]), _DTYPES[entry["dtype"]]
+        start, end = entry["data_offsets"]
+        if 8 + length + end > size:
+            raise ValueError(
+                f"{path} is not a complete safetensors file: it ends before the end of {name}"
+            )
+        if end - start != math.prod(dims) * dtype.itemsize:
+            raise ValueError(f"{path}: {name} has {end - start} bytes, not those of {dims} {dtype}")
+        out[name] = ((dims, dtype), 8 + length + start)
+    return out
+
+
+def read_json(path: Path) -> dict:
+    """A JSON file.
+
+    Raises:
+        ValueError: naming the file and the line.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as e:
+        raise ValueError(f"{path} is not valid JSON (line {e.lineno})") from e
+
+
+@contextlib.contextmanager
+def hf_directory(
+    target: Path,
+    specs: Sequence[Sequence[tuple[str, Spec]]],
+    companions: Iterable[Path],
+    file_bytes: int = FILE_BYTES,
+) -> Iterator[HFFiles]:
+    """A loadable directory that appears at `target` when its files have been written.
+
+    Args:
+        target: directory to create; one that is there is replaced once the new one is complete.
+        specs: shape and dtype of every tensor, in the order of writing; an inner list stays in
+            one file.
+        companions: directories searched for configuration and tokenizer files, first hit wins.
+    """
+    with written_whole(target) as partial:
+        files = HFFiles(partial, specs, file_bytes)
+        yield files
+        files.write_index()
+        copy_companions(companions, partial)
+        dtypes = {dtype for file in files.files for _, (_, dtype) in _flat(file)}
+        _record_dtype(partial / "config.json", dtypes)
+
+
+class HFFiles:
+    """The safetensors files of one directory; written in any order, from several threads."""
+
+    def __init__(self, root: Path, specs: Sequence[Sequence[tuple[str, Spec]]], limit: int) -> None:
+        self.root = root
+        self.files = split_by_size(specs, nbytes, limit)
+
+    def name(self, index: int) -> str:
+        many = len(self.files)
+        return (
+            "model.safetensors" if many == 1 else f"model-{index + 1:05d}-of-{many:05d}.safetensors"
+        )
+
+    def write_file(self, index: int, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Write the file `files[index]`; `tensors` yields its tensors in that order.
+
+        Raises:
+            OSError: the disk is full or not writable.
+        """
+        specs = _flat(self.files[index])
+        path = self.root / self.name(index)
+        with path.open("wb", buffering=0) as f:
+            _write_all(f, _header(specs))
+            source = iter(tensors)
+            for name, (dims, dtype) in specs:
+                got, tensor = next(source)
+                if (got, tuple(tensor.shape), tensor.dtype) != (name, dims, dtype):
+                    raise ValueError(f"{got} {tuple(tensor.shape)} came instead of {name} {dims}")
+                flat = tensor.detach().to("cpu").contiguous().view(-1).view(torch.uint8)
+                _write_all(f, memoryview(flat.numpy()))
+            os.fsync(f.fileno())
+
+    def write_index(self) -> None:
+        """The index of several files; one file needs none."""
+        if len(self.files) == 1:
+            return
+        places = {n: self.name(i) for i, file in enumerate(self.files) for n, _ in _flat(file)}
+        total = sum(nbytes(group) for file in self.files for group in file)
+        index = {"metadata": {"total_size": total}, "weight_map": places}
+        (self.root / INDEX).write_text(json.dumps(index, indent=1))
 
 
 def write_hf(
     target: str | Path,
     tensors: Iterable[tuple[str, torch.Tensor]],
     companions: Iterable[Path],
+    specs: dict[str, Spec] | None = None,
 ) -> Path:
-    """Write a loadable directory: weights under a temporary name, renamed when complete.
+    """Write a loadable directory from one stream of tensors.
 
     Args:
-        target: directory to create; one that is there is replaced once the new one is complete.
-        tensors: (HF name, tensor) pairs; written in files of at most ~4 GiB.
-        companions: directories searched for configuration and tokenizer files, first hit wins.
+        specs: of the tensors, in the order they come. None: read off the tensors, which are then
+            all held in memory.
+
+    Raises:
+        OSError: the disk is full or not writable; nothing is left then.
     """
+    if specs is None:
+        tensors = list(tensors)
+        specs = {n: (tuple(t.shape), t.dtype) for n, t in tensors}
+    source = iter(tensors)
     target = Path(target)
-    partial = target.with_name(f".{target.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
-        files, weight_map, total, dtypes = 0, {}, 0, set()
-        chunk: dict[str, torch.Tensor] = {}
-
-        def flush() -> None:
-            nonlocal files
-            files += 1
-            name = f"model-{files:05d}.safetensors"
-            try:
-                save_file(chunk, partial / name, metadata={"format": "pt"})
-            except SafetensorError as e:
-                raise OSError(f"cannot write {partial / name}: {e}") from e
-            weight_map.update(dict.fromkeys(chunk, name))
-            chunk.clear()
-
-        for name, tensor in tensors:
-            chunk[name] = tensor.detach().to("cpu").contiguous()
-            total += chunk[name].nbytes
-            dtypes.add(str(tensor.dtype).removeprefix("torch."))
-            if sum(t.nbytes for t in chunk.values()) >= 4 << 30:
-                flush()
-        if chunk:
-            flush()
-        (partial / "model.safetensors.index.json").write_text(
-            json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=1)
-        )
-        sources = list(companions)
-        for file in COMPANIONS:
-            found = next((s / file for s in sources if (s / file).exists()), None)
-            if found:
-                shutil.copyfile(found, partial / file)
-        _record_dtype(partial / "config.json", dtypes)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    shutil.rmtree(target, ignore_errors=True)
-    os.replace(partial, target)
+    with hf_directory(target, [[item] for item in specs.items()], companions) as files:
+        for i in range(len(files.files)):
+            files.write_file(i, source)
     return target
 
 
-def _record_dtype(config: Path, dtypes: set[str]) -> None:
+def split_by_size(items: Iterable[T], size: Callable[[T], int], limit: int) -> list[list[T]]:
+    """Cut into runs of at most `limit` bytes (a larger item is a run by itself)."""
+    runs: list[list[T]] = []
+    room = 0
+    for item in items:
+        if not runs or size(item) > room:
+            runs.append([])
+            room = limit
+        runs[-1].append(item)
+        room -= size(item)
+    return runs
+
+
+def _flat(file: Sequence[Sequence[tuple[str, Spec]]]) -> list[tuple[str, Spec]]:
+    return [item for group in file for item in group]
+
+
+def nbytes(group: Sequence[tuple[str, Spec]]) -> int:
+    """Bytes of some tensors."""
+    return sum(math.prod(dims) * dtype.itemsize for _, (dims, dtype) in group)
+
+
+def _header(specs: Sequence[tuple[str, Spec]]) -> bytes:
+    """Length and JSON of the header (the library writes only files that it holds in memory)."""
+    header: dict[str, dict] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, (dims, dtype) in specs:
+        end = offset + math.prod(dims) * dtype.itemsize
+        header[name] = {
+            "dtype": _NAMES[dtype],
+            "shape": list(dims),
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _write_all(f: BinaryIO, data: bytes | memoryview) -> None:
+    """One `write` takes at most 2 GiB."""
+    view = memoryview(data)
+    while len(view):
+        view = view[f.write(view) :]
+
+
+def _record_dtype(config: Path, dtypes: set[torch.dtype]) -> None:
     """config.json must name the dtype of the tensors beside it, not that of where it came from."""
     if not config.exists() or len(dtypes) != 1:
         return
     settings = json.loads(config.read_text())
     # transformers 5 writes `dtype`, transformers 4 `torch_dtype`.
-    settings["dtype" if "dtype" in settings else "torch_dtype"] = dtypes.pop()
-    config.write_text(json.dumps(settings, indent=2) + "\n")
+    key = "dtype" if "dtype" in settings else "torch_dtype"
+    dtype = str(dtypes.pop()).removeprefix("torch.")
+    if settings.get(key) != dtype:
+        settings[key] = dtype
+        config.write_text(json.dumps(settings, indent=2) + "\n")

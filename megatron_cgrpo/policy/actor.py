@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -21,9 +22,10 @@ from megatron_cgrpo.kernels.policy_loss import SUMS, LossColumns, policy_loss
 from megatron_cgrpo.kernels.token_logprob import token_logprob
 from megatron_cgrpo.policy import cpu
 from megatron_cgrpo.policy.micro_batches import PARTS, MicroBatch, build_micro_batch, plan_parts
-from megatron_cgrpo.policy.model import build_model, load_weights
+from megatron_cgrpo.policy.model import build_model
 from megatron_cgrpo.policy.optimizer import GradientStash, build_optimizer, wrap_model
 from megatron_cgrpo.policy.parallel import device
+from megatron_cgrpo.policy.weights import load_distributed, load_weights
 
 SCORE_SUMS = (
     "tokens",
@@ -65,7 +67,10 @@ class MegatronActor:
     def __init__(self, config: Config, shape: ModelShape, checkpoint: HFCheckpoint) -> None:
         self.config, self.shape = config, shape
         self.model = build_model(shape, config)
-        load_weights(self.model, checkpoint)
+        if config.model.weights is None:
+            load_weights(self.model, checkpoint)
+        else:
+            load_distributed(self.model, Path(config.model.weights), Path(config.model.path))
         self.chunks = wrap_model(self.model, config)
         self.optimizer, self.scheduler = build_optimizer(self.chunks, config)
         packing = config.training.packing

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
-from megatron.core import parallel_state as ps
 from torch.distributed.checkpoint.api import CheckpointException
 
 from megatron_cgrpo.policy import cpu
 from megatron_cgrpo.policy.actor import MegatronActor
 from megatron_cgrpo.policy.states import is_complete, publish
+from megatron_cgrpo.policy.weights import sharding_metadata
 
 
 def save_state(actor: MegatronActor, root: Path, step: int, run_state: dict[str, Any], keep: int):
@@ -83,13 +83,7 @@ def _chunk_key(actor: MegatronActor, index: int) -> str:
 
 
 def _sharded_state(actor: MegatronActor, loading: bool) -> dict[str, Any]:
-    metadata = {
-        # The default format cannot be loaded at another data-parallel size on gloo.
-        "distrib_optim_sharding_type": "fully_reshardable",
-        "singleton_local_shards": False,
-        "chained_optim_avoid_prefix": True,
-        "dp_cp_group": ps.get_data_parallel_group(with_context_parallel=True),
-    }
+    metadata = sharding_metadata()
     state = {
         _chunk_key(actor, i): chunk.sharded_state_dict(metadata=metadata)
         for i, chunk in enumerate(actor.model.chunks)

@@ -7,6 +7,8 @@ Inactive when CUDA is there: `install` and `cuda_names` then do nothing. What is
   TorchFunctionMode that is entered only there (`cuda_names`), since it costs 1.6–1.9× on tiny
   models when it is always on;
 * the CUDA RNG tracker, on CPU generators;
+* streams of the mixtures' token dispatcher (`_dispatch_without_streams`);
+* gathers and scatters of different lengths per rank (`_uneven_collectives`);
 * loading Adam's state without TransformerEngine (`_load_without_step`);
 * `schedules.py`'s `torch.zeros(..., device="cuda")`, on the hot path: a module-local `torch`.
 
@@ -86,6 +88,31 @@ def install() -> None:
 
     rng.CudaRNGStatesTracker = CpuRNGStatesTracker
     _load_without_step()
+    _dispatch_without_streams()
+    _uneven_collectives()
+
+
+def _dispatch_without_streams() -> None:
+    """The all-to-all dispatcher of mixtures copies its split sizes to the host on a CUDA stream,
+    and the router looks up a TransformerEngine function that is not imported without it.
+    """
+    from megatron.core.transformer.moe import moe_utils
+    from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
+
+    if not hasattr(moe_utils, "te_general_gemm"):
+        moe_utils.te_general_gemm = None
+
+    def to_host(self, point, tokens_per_expert=None):
+        if not self.drop_and_pad and point == self.cuda_dtoh_point:
+            for name in ("input_splits", "output_splits", "output_splits_tp"):
+                splits = getattr(self, name, None)
+                if torch.is_tensor(splits):
+                    setattr(self, name, splits.numpy())
+        return tokens_per_expert
+
+    # Any stream, so that none is made.
+    MoEAlltoAllTokenDispatcher.cuda_dtoh_stream = object()
+    MoEAlltoAllTokenDispatcher._maybe_dtoh_and_synchronize = to_host
 
 
 def _load_without_step() -> None:
@@ -104,6 +131,35 @@ def _load_without_step() -> None:
                     value.copy_(tensors[name])
 
     DistributedOptimizer._set_main_param_and_optimizer_states = set_states
+
+
+def _uneven_collectives() -> None:
+    """Tensor-parallel experts gather and scatter different numbers of tokens per rank, which gloo's
+    collectives refuse.
+    """
+    from megatron.core.tensor_parallel import mappings
+
+    even_gather = mappings._gather_along_first_dim
+    even_scatter = mappings._reduce_scatter_along_first_dim
+
+    def gather(input_, group, output_split_sizes=None, use_global_buffer=False):
+        if output_split_sizes is None or group.size() == 1:
+            return even_gather(input_, group, output_split_sizes, use_global_buffer)
+        padded = input_.new_zeros(max(output_split_sizes), *input_.shape[1:])
+        padded[: len(input_)] = input_
+        parts = [torch.empty_like(padded) for _ in output_split_sizes]
+        torch.distributed.all_gather(parts, padded, group=group)
+        return torch.cat([p[:n] for p, n in zip(parts, output_split_sizes)])
+
+    def scatter(input_, group, input_split_sizes=None, use_global_buffer=False):
+        if input_split_sizes is None or group.size() == 1:
+            return even_scatter(input_, group, input_split_sizes, use_global_buffer)
+        total = input_.clone(memory_format=torch.contiguous_format)
+        torch.distributed.all_reduce(total, group=group)
+        return total.split(input_split_sizes)[group.rank()].clone()
+
+    mappings._gather_along_first_dim = gather
+    mappings._reduce_scatter_along_first_dim = scatter
 
 
 def _current_device() -> torch.device:

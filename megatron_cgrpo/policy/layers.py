@@ -23,6 +23,7 @@ from megatron.core.tensor_parallel import (
     gather_from_sequence_parallel_region,
 )
 from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import (
     TransformerBlockSubmodules,
     get_num_layers_to_build,
@@ -147,23 +148,39 @@ class HiddenOutputLayer(ColumnParallelLinear):
 def block_spec(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
     """The decoder layers of this pipeline chunk."""
     if has_transformer_engine():
-        layer = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm)
-        return TransformerBlockSubmodules(
-            layer_specs=[layer] * get_num_layers_to_build(config, vp_stage=vp_stage),
-            layer_norm=_te_norm(),
+        layer = get_gpt_layer_with_transformer_engine_spec(
+            num_experts=config.num_moe_experts,
+            moe_grouped_gemm=config.moe_grouped_gemm,
+            qk_layernorm=config.qk_layernorm,
         )
-    layer = copy.deepcopy(
-        get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=config.qk_layernorm)
+        norm = _te_norm()
+    else:
+        layer, norm = _local_layer(config), RMSNorm
+    return TransformerBlockSubmodules(
+        layer_specs=[layer] * get_num_layers_to_build(config, vp_stage=vp_stage),
+        layer_norm=norm,
     )
-    layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm
-    attention = layer.submodules.self_attention.submodules
+
+
+def _local_layer(config: TransformerConfig) -> ModuleSpec:
+    layer = copy.deepcopy(
+        get_gpt_layer_local_spec(
+            num_experts=config.num_moe_experts,
+            normalization="RMSNorm",
+            qk_layernorm=config.qk_layernorm,
+        )
+    )
+    parts = layer.submodules
+    parts.input_layernorm = parts.pre_mlp_layernorm = RMSNorm
+    attention = parts.self_attention.submodules
     attention.core_attention = SdpaAttention
     if config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm
-    return TransformerBlockSubmodules(
-        layer_specs=[layer] * get_num_layers_to_build(config, vp_stage=vp_stage),
-        layer_norm=RMSNorm,
-    )
+    if config.num_moe_experts:
+        # In checkpoints the TransformerEngine spec fuses this norm into dense MLPs only; the local
+        # one (megatron-core 0.16) names it so for mixtures, too.
+        del parts.sharded_state_dict_keys_map["pre_mlp_layernorm."]
+    return layer
 
 
 def _te_norm():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from megatron.core import parallel_state as ps
 from megatron.core.models.gpt import GPTModel
@@ -12,13 +14,17 @@ from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from megatron_cgrpo.config.schema import Config
-from megatron_cgrpo.conversion.plan import Entry, check_tensors, fill, plan_for
+from megatron_cgrpo.conversion.plan import Entry, plan_for
 from megatron_cgrpo.conversion.rules import padded_vocab
-from megatron_cgrpo.conversion.safetensors_io import HFCheckpoint
 from megatron_cgrpo.conversion.shape import ModelShape
 from megatron_cgrpo.policy import cpu
 from megatron_cgrpo.policy.layers import HiddenOutputLayer, block_spec, has_transformer_engine
+from megatron_cgrpo.policy.parallel import device
+from megatron_cgrpo.policy.rope import scaled_rope, softmax_scale
 
+# Parameters of experts one by one (local_experts.3.linear_fc1.weight) or grouped
+# (linear_fc1.weight3), numbered within this rank.
+_EXPERT = re.compile(r"(mlp\.experts\.(?:local_experts\.|linear_fc[12]\.weight))(\d+)(.*)")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -35,6 +41,7 @@ def transformer_config(shape: ModelShape, config: Config) -> TransformerConfig:
         },
     }[config.model.recompute]
     return TransformerConfig(
+        **_expert_config(shape, config),
         num_layers=shape.layers,
         hidden_size=shape.hidden,
         num_attention_heads=shape.heads,
@@ -51,10 +58,12 @@ def transformer_config(shape: ModelShape, config: Config) -> TransformerConfig:
         hidden_dropout=0.0,
         attention_dropout=0.0,
         attention_softmax_in_fp32=True,
+        softmax_scale=softmax_scale(shape),
         tensor_model_parallel_size=p.tensor,
         pipeline_model_parallel_size=p.pipeline,
         virtual_pipeline_model_parallel_size=p.virtual_pipeline,
-        expert_model_parallel_size=p.expert,
+        num_layers_in_first_pipeline_stage=p.first_stage_layers,
+        num_layers_in_last_pipeline_stage=p.last_stage_layers,
         sequence_parallel=p.sequence_parallel,
         pipeline_dtype=dtype,
         params_dtype=dtype,
@@ -74,6 +83,24 @@ def transformer_config(shape: ModelShape, config: Config) -> TransformerConfig:
         deallocate_pipeline_outputs=p.pipeline > 1,
         **recompute,
     )
+
+
+def _expert_config(shape: ModelShape, config: Config) -> dict:
+    """Megatron's options of a mixture. No balancing loss: the router learns from the reward."""
+    if not shape.experts:
+        return {}
+    return {
+        "num_moe_experts": shape.experts,
+        "moe_router_topk": shape.experts_per_token,
+        "moe_ffn_hidden_size": shape.expert_ffn,
+        # Softmax over the chosen logits is the normalised choice of the softmax over all.
+        "moe_router_pre_softmax": not shape.normalize_top_k,
+        "moe_router_load_balancing_type": "none",
+        "moe_router_dtype": "fp32",
+        "moe_grouped_gemm": has_transformer_engine(),
+        "expert_model_parallel_size": config.parallel.expert,
+        "expert_tensor_parallel_size": config.parallel.expert_tensor or config.parallel.tensor,
+    }
 
 
 @dataclass(frozen=True)
@@ -121,7 +148,7 @@ def build_model(shape: ModelShape, config: Config) -> PolicyModel:
             # the class keeps its parameters and their names.
             chunk.output_layer.__class__ = HiddenOutputLayer
         if shape.rope_scaling is not None:
-            _scale_rope(chunk, shape)
+            chunk.rotary_pos_emb.inv_freq = scaled_rope(shape)[0].to(device())
         if torch.cuda.is_available():
             chunk.cuda(torch.cuda.current_device())
         chunks.append(chunk)
@@ -130,28 +157,11 @@ def build_model(shape: ModelShape, config: Config) -> PolicyModel:
     return model
 
 
-def load_weights(model: PolicyModel, checkpoint: HFCheckpoint) -> None:
-    """Fill every parameter from a Hugging Face checkpoint; each rank reads what it holds.
-
-    Raises:
-        ValueError: when names or shapes differ from the plan, or a parameter stays unfilled.
-    """
-    shape = model.shape
-    check_tensors(
-        model.plan,
-        checkpoint.shapes(),
-        str(checkpoint.root),
-        ignore=("lm_head.weight",) if shape.tied else (),
-    )
-    tp, rank = ps.get_tensor_model_parallel_world_size(), ps.get_tensor_model_parallel_rank()
-    mine = model.parameters_by_name()
-    for entry in model.plan:
-        for name in (*entry.megatron, *_tied_copy(entry, model)):
-            if name in mine:
-                parts = [checkpoint.get(n) for n in entry.hf_names]
-                fill(mine.pop(name), entry, parts, shape, tp, rank)
-    if mine:
-        raise ValueError(f"no weights for the parameters {sorted(mine)}")
+def shard_group(entry: Entry) -> dist.ProcessGroup:
+    """The ranks over which a parameter is cut: experts have a tensor-parallel size of their own."""
+    if entry.expert is not None:
+        return ps.get_expert_tensor_parallel_group()
+    return ps.get_tensor_model_parallel_group()
 
 
 def _mark_sharded(model: PolicyModel) -> None:
@@ -162,7 +172,7 @@ def _mark_sharded(model: PolicyModel) -> None:
     for entry in model.plan:
         if entry.rule.dim is None:
             continue
-        for name in (*entry.megatron, *_tied_copy(entry, model)):
+        for name in (*entry.megatron, *tied_copy(entry, model)):
             if name in mine and not getattr(mine[name], "tensor_model_parallel", False):
                 for attribute in ("tensor_model_parallel", "partition_dim", "partition_stride"):
                     if hasattr(mine[name], attribute):
@@ -170,7 +180,7 @@ def _mark_sharded(model: PolicyModel) -> None:
                 set_tensor_model_parallel_attributes(mine[name], True, entry.rule.dim, 1)
 
 
-def _tied_copy(entry: Entry, model: PolicyModel) -> tuple[str, ...]:
+def tied_copy(entry: Entry, model: PolicyModel) -> tuple[str, ...]:
     """With tied embeddings the last pipeline stage holds a copy under the output layer's name."""
     tied = model.shape.tied and "embedding.word_embeddings.weight" in entry.megatron
     return ("output_layer.weight",) if tied else ()
@@ -180,23 +190,10 @@ def _global_name(name: str, chunk: GPTModel) -> str:
     if not name.startswith("decoder.layers."):
         return name
     head, _, tail = name.removeprefix("decoder.layers.").partition(".")
-    index = chunk.decoder.layers[int(head)].layer_number - 1
-    return f"decoder.layers.{index}.{tail}"
-
-
-def _scale_rope(chunk: GPTModel, shape: ModelShape) -> None:
-    """Llama-3 frequency scaling from the checkpoint's own numbers.
-
-    Megatron's `rope_scaling` switch knows only the factor and fixes the other three constants.
-    """
-    s = shape.rope_scaling
-    rope = chunk.rotary_pos_emb
-    inv = rope.inv_freq
-    wavelength = 2 * torch.pi / inv
-    original, low, high = (
-        s["original_max_position_embeddings"],
-        s["low_freq_factor"],
-        s["high_freq_factor"],
-    )
-    smooth = ((original / wavelength - low) / (high - low)).clamp(0.0, 1.0)
-    rope.inv_freq = (1 - smooth) * inv / s["factor"] + smooth * inv
+    layer = chunk.decoder.layers[int(head)]
+    expert = _EXPERT.fullmatch(tail)
+    if expert is not None:
+        first = ps.get_expert_model_parallel_rank() * layer.mlp.num_local_experts
+        before, local, after = expert.groups()
+        tail = f"{before}{first + int(local)}{after}"
+    return f"decoder.layers.{layer.layer_number - 1}.{tail}"

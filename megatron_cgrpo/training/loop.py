@@ -94,9 +94,10 @@ class Session:
                 self._on_rank_zero(lambda: self.controller.wait_ready())
             fleet = self.controller.fleet if self.controller else None
             self.sync = WeightSync(config, self.actor.model, fleet)
-            if self.version > 0 or config.rollout.placement == "colocated" or config.rollout.urls:
+            elsewhere = config.model.weights or config.rollout.urls
+            if self.version > 0 or config.rollout.placement == "colocated" or elsewhere:
                 # Resumed: the engines have the initial weights. Colocated: they sleep without any.
-                # Given by URL: nobody knows what they hold.
+                # Weights from elsewhere, engines given by URL: they hold others, or unknown ones.
                 self.sync.push(self.version)
         except BaseException:
             self._close()

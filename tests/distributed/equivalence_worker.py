@@ -28,11 +28,14 @@ def make_config(case, root):
             },
             "data": {"path": "unused"},
             "parallel": {
-                "world_size": dist.get_world_size() if dist.is_initialized() else case["world"],
+                "world_size": case["world"],
                 "tensor": case["tp"],
                 "pipeline": case["pp"],
                 "virtual_pipeline": case.get("vpp"),
                 "sequence_parallel": case.get("sp", False),
+                "expert": case.get("ep", 1),
+                "expert_tensor": case.get("etp"),
+                "first_stage_layers": case.get("first"),
             },
             "optimizer": {
                 "lr": case.get("lr", 0.0),
@@ -68,9 +71,25 @@ def reference(root, batch, config):
     logprob = token_logprobs(model, batch, config)
     loss = loss_of(logprob, logprob.detach(), batch, config)
     loss.backward()
-    grads = {n: p.grad for n, p in model.named_parameters()}
+    grads = stored_names({n: p.grad for n, p in model.named_parameters()})
     norm = torch.stack([g.norm() for g in grads.values()]).norm().item()
     return logprob.detach(), grads, norm
+
+
+def stored_names(tensors):
+    """transformers' model holds the experts of a layer as one tensor; files hold them singly."""
+    out = {}
+    for name, tensor in tensors.items():
+        if name.endswith("experts.gate_up_proj"):
+            for e, (gate, up) in enumerate(t.chunk(2) for t in tensor):
+                prefix = name.replace("gate_up_proj", str(e))
+                out |= {f"{prefix}.gate_proj.weight": gate, f"{prefix}.up_proj.weight": up}
+        elif name.endswith("experts.down_proj"):
+            prefix = name.removesuffix("down_proj")
+            out |= {f"{prefix}{e}.down_proj.weight": t for e, t in enumerate(tensor)}
+        else:
+            out[name] = tensor
+    return out
 
 
 def objective(model, batch, config):
@@ -110,6 +129,7 @@ def check(case, root):
 
     from megatron_cgrpo.policy.actor import MegatronActor
     from megatron_cgrpo.policy.export import stream_hf
+    from megatron_cgrpo.policy.model import shard_group
 
     config = make_config(case, root)
     initialize(config.parallel)
@@ -138,14 +158,15 @@ def check(case, root):
         extra = after_steps(actor, config, batch, root, norm)
         return report(case, worst, result, norm) | extra
     mine = actor.model.parameters_by_name()
-    tp, rank = ps.get_tensor_model_parallel_world_size(), ps.get_tensor_model_parallel_rank()
     if not config.optimizer.sharded:
         for entry in actor.model.plan:
             names = [n for n in entry.megatron if n in mine]
             if "embedding.word_embeddings.weight" in names and shape.tied:
                 names += [n for n in ("output_layer.weight",) if n in mine]
             for name in names:
-                ref = entry.rule.shard([grads[h] for h in entry.hf_names], shape, tp, rank)
+                group = shard_group(entry)
+                parts = [grads[h] for h in entry.hf_names]
+                ref = entry.rule.shard(parts, shape, group.size(), group.rank())
                 error = (mine[name].main_grad - ref).abs().max() / (ref.abs().max() + 1e-12)
                 worst[1] = torch.maximum(worst[1], error.double())
     for everywhere in (False, True):

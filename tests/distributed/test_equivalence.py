@@ -34,6 +34,27 @@ LAYOUTS = {
 }
 
 
+# Mixtures need sequence parallelism beside tensor parallelism.
+MOE_LAYOUTS = {
+    1: [{"tp": 1, "pp": 1}],
+    2: [
+        {"tp": 1, "pp": 1, "ep": 2},
+        {"tp": 2, "pp": 1, "sp": True},
+        {"tp": 2, "pp": 1, "sp": True, "ep": 2, "etp": 1},
+    ],
+    4: [
+        {"tp": 2, "pp": 1, "sp": True, "ep": 2, "packing": "packed"},
+        {"tp": 2, "pp": 2, "sp": True, "ep": 2, "etp": 1},
+        {"tp": 1, "pp": 2, "ep": 2, "first": 1},
+    ],
+}
+# Scalings of the rotary embedding, at positions beyond the original context.
+ROPES = {
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+}
+
+
 def _cases(world: int, tied: bool, models) -> list[dict]:
     return [
         dict(layout, world=world, family=family, tied=tied, root=str(models[family, tied]))
@@ -41,13 +62,19 @@ def _cases(world: int, tied: bool, models) -> list[dict]:
         for layout in LAYOUTS[world]
         # The Qwen2 model has two heads; training steps are checked on one family.
         if (layout["tp"] <= 2 or family != "qwen2") and ("lr" not in layout or family == "qwen3")
+    ] + [
+        dict(layout, world=world, family="qwen3_moe", tied=tied, root=str(models["qwen3_moe"]))
+        for layout in MOE_LAYOUTS[world]
+        if not tied
     ]
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     root = tmp_path_factory.mktemp("models")
-    return {
+    made = {k: make_model(root / k, "llama", True, rope_scaling=r) for k, r in ROPES.items()}
+    made["qwen3_moe"] = make_model(root / "moe", "qwen3_moe", False)
+    return made | {
         (f, tied): make_model(root / f"{f}-{tied}", f, tied)
         for f in FAMILIES
         for tied in (True, False)
@@ -59,6 +86,8 @@ def models(tmp_path_factory):
 @pytest.mark.parametrize("world", sorted(LAYOUTS))
 def test_actor_equals_transformers(world, tied, models, tmp_path):
     cases = _cases(world, tied, models)
+    if world == 1 and tied:
+        cases += [{"tp": 1, "pp": 1, "world": 1, "root": str(models[k])} for k in ROPES]
     worker = "tests.distributed.equivalence_worker"
     results = run_ranks(world, worker, {"cases": cases}, tmp_path)
     assert len(results) == len(cases)

@@ -84,7 +84,7 @@ def main(job, out):
 def run(job, config, fleet, report, root, other):
     initialize(config.parallel, timeout_s=300)
     from megatron_cgrpo.policy.actor import MegatronActor
-    from megatron_cgrpo.policy.model import load_weights
+    from megatron_cgrpo.policy.weights import load_weights
     from megatron_cgrpo.rollout.weight_sync import WeightSync
 
     shape = ModelShape.from_hf(json.loads((Path(root) / "config.json").read_text()))

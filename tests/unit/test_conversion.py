@@ -56,13 +56,13 @@ def test_qkv_is_stored_per_group():
     assert rows == ([1] * 16 + [2] * 4 + [3] * 4) * 2
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "qwen3_moe"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_plan_names_every_tensor_of_transformers(family, tied, tmp_path):
     root = make_model(tmp_path, family, tied)
     shape = ModelShape.from_hf(json.loads((root / "config.json").read_text()))
     found = HFCheckpoint(root).shapes()
-    check_tensors(plan_for(shape), found, "test")
+    check_tensors(plan_for(shape), found, "test", shape)
     assert {n for e in plan_for(shape) for n in e.hf_names} == set(found)
 
 
@@ -70,20 +70,26 @@ def test_differences_are_named(tmp_path):
     shape = ModelShape.from_hf(SHAPE)
     plan = plan_for(shape)
     good = {n: d for e in plan for n, d in zip(e.hf_names, e.hf_shapes)}
-    check_tensors(plan, good, "x")
+    check_tensors(plan, good, "x", shape)
     with pytest.raises(ValueError, match="lacks the tensor model.norm.weight"):
-        check_tensors(plan, {k: v for k, v in good.items() if k != "model.norm.weight"}, "x")
+        check_tensors(plan, {k: v for k, v in good.items() if k != "model.norm.weight"}, "x", shape)
     with pytest.raises(ValueError, match="has shape"):
-        check_tensors(plan, {**good, "model.norm.weight": (3,)}, "x")
+        check_tensors(plan, {**good, "model.norm.weight": (3,)}, "x", shape)
     with pytest.raises(ValueError, match="no place for: extra"):
-        check_tensors(plan, {**good, "extra": (3,)}, "x")
+        check_tensors(plan, {**good, "extra": (3,)}, "x", shape)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"model_type": "gpt2"}, "not supported"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope scaling"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "rope scaling"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        (
+            {"model_type": "qwen3_moe", "mlp_only_layers": [1], "num_experts": 4},
+            "dense layers",
+        ),
+        ({"model_type": "qwen3_moe"}, "lacks 'num_local_experts'"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"model_type": "llama", "attention_bias": True}, "attention_bias"),
         ({"use_sliding_window": True}, "sliding"),

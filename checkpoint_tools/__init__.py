@@ -1,0 +1,1 @@
+"""Command-line tools on checkpoints; `cgrpo convert` has the same ones as subcommands."""

@@ -1,0 +1,92 @@
+"""What the tools share: opening either form, progress, and the frame around a command."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from megatron_cgrpo.config.errors import ConfigError
+from megatron_cgrpo.conversion.megatron_io import MegatronCheckpoint, is_megatron
+from megatron_cgrpo.conversion.plan import Entry, check_tensors, plan_for
+from megatron_cgrpo.conversion.safetensors_io import HFCheckpoint, Spec, read_json
+from megatron_cgrpo.conversion.shape import ModelShape
+
+
+class HFModel:
+    """A Hugging Face directory seen through its plan, as MegatronCheckpoint is.
+
+    Raises:
+        ValueError, ConfigError: files or tensors that do not fit the family named in config.json.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = self.companions = root
+        if not (root / "config.json").exists():
+            raise ValueError(f"{root} holds no config.json")
+        self.shape = ModelShape.from_hf(read_json(root / "config.json"))
+        self.plan = plan_for(self.shape)
+        self.checkpoint = HFCheckpoint(root)
+        check_tensors(
+            self.plan, self.checkpoint.shapes(), root, self.shape, self.checkpoint.file_of
+        )
+
+    def get(self, entry: Entry):
+        return [self.checkpoint.get(n) for n in entry.hf_names]
+
+    def specs(self) -> list[list[tuple[str, Spec]]]:
+        specs = self.checkpoint.specs()
+        return [[(n, specs[n]) for n in e.hf_names] for e in self.plan]
+
+
+def open_checkpoint(root: Path, hf: Path | None = None) -> HFModel | MegatronCheckpoint:
+    """Either form, told apart by its files."""
+    if not root.is_dir():
+        raise ValueError(f"{root} is not a directory")
+    return MegatronCheckpoint(root, hf) if is_megatron(root) else HFModel(root)
+
+
+def refuse_existing(out: Path, force: bool) -> None:
+    """Raises ValueError when `out` is there and `--force` is not given."""
+    if out.exists() and not force:
+        raise ValueError(f"{out} exists; give --force to replace it")
+
+
+@contextlib.contextmanager
+def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar of bytes; yields what to call with the bytes of each step."""
+    columns = [TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn()]
+    with Progress(*columns) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done: bar.advance(task, done)
+
+
+def summary(nbytes: int, largest: int, start: float) -> str:
+    """Seconds, rate and peak memory of this process."""
+    seconds = time.perf_counter() - start
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return (
+        f"{nbytes / 2**30:.2f} GiB in {seconds:.1f} s ({nbytes / 2**30 / seconds:.2f} GiB/s), "
+        f"peak memory {peak:.2f} GiB (largest tensor {largest / 2**30:.2f} GiB)"
+    )
+
+
+def default_threads() -> int:
+    return min(4, os.cpu_count() or 1)
+
+
+def run(parser: argparse.ArgumentParser, tool: Callable[[argparse.Namespace], int]) -> int:
+    """Parse, run and translate what a user can act on into one sentence and exit code 2."""
+    args = parser.parse_args()
+    try:
+        return tool(args)
+    except (ConfigError, ValueError, OSError) as e:
+        print(f"error: {e}", file=sys.stderr)
+        return 2

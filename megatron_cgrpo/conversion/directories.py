@@ -1,0 +1,59 @@
+"""Directories that are there whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+# Files beside the weights that make a directory loadable by transformers and vLLM.
+COMPANIONS = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+)
+
+
+@contextlib.contextmanager
+def written_whole(target: Path) -> Iterator[Path]:
+    """A temporary directory beside `target` that gets its name when the block ends well.
+
+    What was at `target` goes only then. After an exception nothing is left of the new one.
+    """
+    partial = target.with_name(f".{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        replace_directory(partial, target)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def replace_directory(complete: Path, target: Path) -> None:
+    """Give a written directory its name; what had it goes only when the new one is there."""
+    old = target.with_name(f".{target.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if target.exists():
+        os.replace(target, old)
+    os.replace(complete, target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def copy_companions(sources: Iterable[Path], target: Path) -> None:
+    """Copy configuration and tokenizer files, each from the first directory that has it."""
+    sources = list(sources)
+    for file in COMPANIONS:
+        found = next((s / file for s in sources if (s / file).exists()), None)
+        if found:
+            shutil.copyfile(found, target / file)
