@@ -8,8 +8,9 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
@@ -82,11 +83,13 @@ def default_threads() -> int:
     return min(4, os.cpu_count() or 1)
 
 
-def run(parser: argparse.ArgumentParser, tool: Callable[[argparse.Namespace], int]) -> int:
+def run(tool: ModuleType, argv: Sequence[str] | None = None, prog: str | None = None) -> int:
     """Parse, run and translate what a user can act on into one sentence and exit code 2."""
-    args = parser.parse_args()
+    parser = argparse.ArgumentParser(prog=prog, description=tool.__doc__)
+    tool.add_arguments(parser)
+    args = parser.parse_args(argv)
     try:
-        return tool(args)
+        return tool.main(args)
     except (ConfigError, ValueError, OSError) as e:
         print(f"error: {e}", file=sys.stderr)
         return 2

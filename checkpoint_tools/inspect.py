@@ -80,6 +80,4 @@ def _megatron_rows(model: MegatronCheckpoint) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    add_arguments(parser)
-    sys.exit(run(parser, main))
+    sys.exit(run(sys.modules[__name__]))

@@ -100,6 +100,4 @@ def _place(state: dict[str, torch.Tensor], name: str) -> torch.Tensor:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    add_arguments(parser)
-    sys.exit(run(parser, main))
+    sys.exit(run(sys.modules[__name__]))

@@ -100,10 +100,10 @@ def _grade(args: argparse.Namespace) -> int:
 
 
 def _convert(args: argparse.Namespace) -> int:
+    from checkpoint_tools.common import run
+
     tool = importlib.import_module(f"checkpoint_tools.{args.tool}")
-    parser = argparse.ArgumentParser(prog=f"cgrpo convert {args.tool}", description=tool.__doc__)
-    tool.add_arguments(parser)
-    return tool.main(parser.parse_args(args.arguments))
+    return run(tool, args.arguments, prog=f"cgrpo convert {args.tool}")
 
 
 def _quickstart(args: argparse.Namespace) -> int:

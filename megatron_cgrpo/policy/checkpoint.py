@@ -15,6 +15,8 @@ import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from torch.distributed.checkpoint.api import CheckpointException
 
+from megatron_cgrpo.conversion.directories import copy_companions
+from megatron_cgrpo.conversion.megatron_io import COMPANION_FOLDER
 from megatron_cgrpo.policy import cpu
 from megatron_cgrpo.policy.actor import MegatronActor
 from megatron_cgrpo.policy.states import is_complete, publish
@@ -53,6 +55,11 @@ def save_state(actor: MegatronActor, root: Path, step: int, run_state: dict[str,
         raise RuntimeError(f"cannot write {partial}: {e}") from e
     if dist.get_rank() == 0:
         try:
+            # So that the tools and other runs can read it by itself.
+            (partial / COMPANION_FOLDER).mkdir()
+            model = Path(actor.config.model.path)
+            sources = [model, Path(actor.config.model.tokenizer or model)]
+            copy_companions(sources, partial / COMPANION_FOLDER)
             publish(partial, target, run_state, keep)
         except OSError as e:
             error = e

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from datetime import timedelta
 
@@ -46,7 +47,7 @@ def initialize(parallel: Parallel, seed: int = 0, timeout_s: float = 7200.0) -> 
             )
         else:
             dist.init_process_group(backend, timeout=timeout)
-    parallel_state.destroy_model_parallel()
+    _leave_groups()
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=parallel.tensor,
         pipeline_model_parallel_size=parallel.pipeline,
@@ -58,6 +59,26 @@ def initialize(parallel: Parallel, seed: int = 0, timeout_s: float = 7200.0) -> 
     )
     tensor_parallel.model_parallel_cuda_manual_seed(seed + 1234)
     torch.manual_seed(seed)
+
+
+def _leave_groups() -> None:
+    """End the groups of an earlier layout in this process.
+
+    megatron-core 0.16's `destroy_model_parallel` forgets most groups without destroying them: each
+    of gloo's keeps three threads that wake up all the time.
+    """
+    from megatron.core import parallel_state
+
+    known = dist.distributed_c10d._world.pg_map
+    groups = [g for g in parallel_state._global_process_group_list or [] if g is not None]
+    if groups:
+        # What is left of an earlier model holds its groups, and so their threads.
+        gc.collect()
+        dist.barrier()
+    parallel_state.destroy_model_parallel()
+    for group in groups:
+        if group in known:
+            dist.destroy_process_group(group)
 
 
 def shutdown() -> None:

@@ -81,12 +81,10 @@ def models(tmp_path_factory):
     }
 
 
-# Two launches per world size: every layout leaves its gloo groups, and their threads, behind.
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("world", sorted(LAYOUTS))
-def test_actor_equals_transformers(world, tied, models, tmp_path):
-    cases = _cases(world, tied, models)
-    if world == 1 and tied:
+def test_actor_equals_transformers(world, models, tmp_path):
+    cases = _cases(world, True, models) + _cases(world, False, models)
+    if world == 1:
         cases += [{"tp": 1, "pp": 1, "world": 1, "root": str(models[k])} for k in ROPES]
     worker = "tests.distributed.equivalence_worker"
     results = run_ranks(world, worker, {"cases": cases}, tmp_path)
