@@ -330,7 +330,10 @@ class Training(Section):
     """Steps between training checkpoints (weights, optimizer, schedule, data position); the last
     step always writes one. 0: only the last."""
     keep_checkpoints: Positive = 2
-    """Newest training checkpoints that stay."""
+    """Newest training checkpoints that stay, beside the one with the best validation score."""
+    background_checkpoints: bool = False
+    """Write training checkpoints in forked processes while training goes on (megatron-core's async
+    save); one is complete, and named by `latest`, some steps later."""
     save_every: Natural = 0
     """Steps between exports of the policy as a Hugging Face directory; the last is always
     written."""

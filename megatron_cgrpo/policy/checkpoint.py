@@ -6,13 +6,17 @@ names a complete one.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+from collections.abc import Callable, Iterator
+from functools import partial as partial_function
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
 from torch.distributed.checkpoint.api import CheckpointException
 
 from megatron_cgrpo.conversion.directories import copy_companions
@@ -21,49 +25,99 @@ from megatron_cgrpo.policy import cpu
 from megatron_cgrpo.policy.actor import MegatronActor
 from megatron_cgrpo.policy.states import is_complete, publish
 from megatron_cgrpo.policy.weights import sharding_metadata
+from megatron_cgrpo.process import die_with_parent
 
 
-def save_state(actor: MegatronActor, root: Path, step: int, run_state: dict[str, Any], keep: int):
-    """Write `root`/step_N and point `latest` at it. Collective.
+class StateSaver:
+    """Writes training checkpoints of one actor. Every method is collective.
 
     Args:
-        run_state: what rank 0 wants back besides the actor's state (JSON).
-        keep: number of newest checkpoints that stay.
-
-    Raises:
-        OSError: on every rank when the disk is full or not writable; what was complete stays.
+        root: folder of the checkpoints.
+        keep: number of newest checkpoints that stay, beside the best by validation.
+        background: write in forked processes while training goes on (megatron-core's async save).
     """
-    target = root / f"step_{step:06d}"
-    partial = root / f".{target.name}.partial"
-    error: OSError | None = None
-    if dist.get_rank() == 0:
-        try:
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-        except OSError as e:
-            error = e
-    _together(error)
+
+    def __init__(self, actor: MegatronActor, root: Path, keep: int, background: bool = False):
+        self._actor, self._root, self._keep = actor, root, keep
+        # A persistent worker of megatron-core 0.16 crashes without CUDA.
+        self._queue = AsyncCallsQueue(persistent=False) if background else None
+
+    def save(self, step: int, run_state: dict[str, Any]) -> None:
+        """Write `root`/step_N and point `latest` at it; in the background, begin to.
+
+        Args:
+            run_state: what rank 0 wants back besides the actor's state (JSON).
+
+        Raises:
+            OSError: on every rank when the disk is full or not writable; what was complete stays.
+        """
+        self.wait()
+        target = self._root / f"step_{step:06d}"
+        partial = self._root / f".{target.name}.partial"
+        _on_rank_zero(lambda: _make_anew(partial))
+        with _disk_errors(partial), cpu.cuda_names():
+            request = dist_checkpointing.save(
+                _sharded_state(self._actor, loading=False),
+                str(partial),
+                async_sharded_save=self._queue is not None,
+            )
+        if self._queue is None:
+            self._publish(partial, target, run_state)
+        else:
+            request.add_finalize_fn(lambda: self._publish(partial, target, run_state))
+            request = request._replace(async_fn=partial_function(_in_child, request.async_fn))
+            self._queue.schedule_async_request(request)
+
+    def poll(self, blocking: bool = False) -> None:
+        """Publish what has been written in the background meanwhile.
+
+        Raises:
+            OSError: as `save`.
+        """
+        if self._queue is not None:
+            with _disk_errors(self._root):
+                self._queue.maybe_finalize_async_calls(blocking=blocking)
+
+    def wait(self) -> None:
+        """`poll`, when everything has been written."""
+        self.poll(blocking=True)
+
+    def _publish(self, partial: Path, target: Path, run_state: dict[str, Any]) -> None:
+        def publish_here() -> None:
+            # So that the tools and other runs can read it by itself.
+            (partial / COMPANION_FOLDER).mkdir()
+            model = self._actor.config.model
+            copy_companions(
+                [Path(model.path), Path(model.tokenizer or model.path)],
+                partial / COMPANION_FOLDER,
+            )
+            publish(partial, target, run_state, self._keep)
+
+        _on_rank_zero(publish_here)
+
+
+def _in_child(write: Callable, *args: Any, **kwargs: Any) -> Any:
+    """A forked writer must not outlive its rank."""
+    die_with_parent()
+    return write(*args, **kwargs)
+
+
+def _make_anew(partial: Path) -> None:
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+
+
+@contextlib.contextmanager
+def _disk_errors(where: Path) -> Iterator[None]:
     try:
-        with cpu.cuda_names():
-            dist_checkpointing.save(_sharded_state(actor, loading=False), str(partial))
+        yield
     except CheckpointException as e:
         # Raised on every rank.
-        raise OSError(f"cannot write {partial}: {e}") from e
+        raise OSError(f"cannot write {where}: {e}") from e
     except OSError as e:
         # One rank's alone, while the others are in the strategy's collectives: it must end the
         # job (the older checkpoints are complete), not wait for them.
-        raise RuntimeError(f"cannot write {partial}: {e}") from e
-    if dist.get_rank() == 0:
-        try:
-            # So that the tools and other runs can read it by itself.
-            (partial / COMPANION_FOLDER).mkdir()
-            model = Path(actor.config.model.path)
-            sources = [model, Path(actor.config.model.tokenizer or model)]
-            copy_companions(sources, partial / COMPANION_FOLDER)
-            publish(partial, target, run_state, keep)
-        except OSError as e:
-            error = e
-    _together(error)
+        raise RuntimeError(f"cannot write {where}: {e}") from e
 
 
 def load_state(actor: MegatronActor, path: Path) -> None:
@@ -131,10 +185,14 @@ def _unshare_adam_steps(actor: MegatronActor) -> None:
             state["step"] = state["step"].clone()
 
 
-def _together(error: OSError | None) -> None:
-    """Any rank's error on every rank."""
-    errors: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(errors, None if error is None else str(error))
-    first = next((e for e in errors if e is not None), None)
-    if first is not None:
-        raise OSError(first)
+def _on_rank_zero(action: Callable[[], None]) -> None:
+    """Run `action` on rank 0; its OSError is raised on every rank."""
+    message: list[str | None] = [None]
+    if dist.get_rank() == 0:
+        try:
+            action()
+        except OSError as e:
+            message = [str(e)]
+    dist.broadcast_object_list(message, src=0)
+    if message[0] is not None:
+        raise OSError(message[0])

@@ -13,12 +13,13 @@ import torch.distributed as dist
 from megatron_cgrpo.algorithm.batch import Batch, build_batch
 from megatron_cgrpo.config.checks import check_model
 from megatron_cgrpo.config.schema import Config
-from megatron_cgrpo.conversion.safetensors_io import HFCheckpoint, write_hf
+from megatron_cgrpo.conversion.safetensors_io import HFCheckpoint
 from megatron_cgrpo.conversion.shape import ModelShape
 from megatron_cgrpo.policy.parallel import initialize, shutdown
-from megatron_cgrpo.policy.states import STATES, read_run_state
+from megatron_cgrpo.policy.states import STATES, VALIDATION, read_run_state
 from megatron_cgrpo.training.controller import Controller
 from megatron_cgrpo.training.exchange import StopSignal, share_batch, share_error
+from megatron_cgrpo.training.exporter import Exporter
 from megatron_cgrpo.training.logger import STOPPED, RunLogger, resume_from, step_line
 from megatron_cgrpo.training.metrics import lineages, rollout_metrics, update_metrics
 
@@ -64,6 +65,8 @@ class Session:
         self._push: dict[str, float] = {}
         self._step_start = time.perf_counter()
         self.sync = None
+        self._accuracy: float | None = None
+        self._exporter: Exporter | None = None
         self.logger: RunLogger | None = None
         self.controller: Controller | None = None
 
@@ -84,12 +87,15 @@ class Session:
                 self._on_rank_zero(self._park_engines)
             # Imported late: Megatron and vLLM load while the servers start.
             from megatron_cgrpo.policy.actor import MegatronActor
-            from megatron_cgrpo.policy.checkpoint import load_state
+            from megatron_cgrpo.policy.checkpoint import StateSaver, load_state
             from megatron_cgrpo.rollout.weight_sync import WeightSync
 
             self.actor = MegatronActor(config, shape, HFCheckpoint(config.model.path))
             if self._resumed is not None:
                 load_state(self.actor, self._checkpoint)
+            self._saver = StateSaver(
+                self.actor, self.root / STATES, t.keep_checkpoints, t.background_checkpoints
+            )
             if config.rollout.placement != "colocated":
                 self._on_rank_zero(lambda: self.controller.wait_ready())
             fleet = self.controller.fleet if self.controller else None
@@ -112,10 +118,20 @@ class Session:
 
     def _start_controller(self, context: int) -> None:
         self.logger = RunLogger(self.config, self.root, self._resumed)
+        model = self.config.model
+        self._exporter = Exporter(
+            self.root / "checkpoints",
+            [Path(model.path), Path(model.tokenizer or model.path)],
+            self._say_error,
+        )
         self.controller = Controller(self.config, context, self.logger)
         if self._resumed is not None:
             self.controller.sampler.load_state_dict(self._resumed["sampler"])
             self.logger.say(f"continuing after step {self._resumed['step']} ({self._checkpoint})")
+
+    def _say_error(self, message: str) -> None:
+        if self.logger is not None:
+            self.logger.say(f"[bold red]{message}[/]")
 
     def _park_engines(self) -> None:
         self.controller.wait_ready()
@@ -126,6 +142,8 @@ class Session:
             if self.sync is not None:
                 self.sync.close()
         finally:
+            if self._exporter is not None:
+                self._exporter.wait()
             if self.controller is not None:
                 self.controller.close()
             if self.logger is not None:
@@ -211,6 +229,7 @@ class Session:
 
     def validate(self, step: int, last: bool = False) -> None:
         """Score the validation problems at step 0, every N steps and at the end."""
+        self._accuracy = None
         every = self.config.validation.every
         if not (step == 0 or last or (every and step % every == 0)):
             return
@@ -220,7 +239,7 @@ class Session:
         self._step_start = time.perf_counter()
 
     def _validate(self, step: int) -> None:
-        score = self.controller.validate()
+        score = self._accuracy = self.controller.validate()
         if score is not None:
             self.logger.step(step, {"validation/accuracy": score})
             self.logger.say(f"step {step:>4}  validation accuracy {score:.3f}")
@@ -232,63 +251,48 @@ class Session:
         one raises.
         """
         every = self.config.training.checkpoint_every
-        if not (last or (every and step % every == 0)):
-            return
-        from megatron_cgrpo.policy.checkpoint import save_state
-
+        due = last or bool(every and step % every == 0)
         run_state: dict[str, Any] = {}
-        if self.controller is not None:
+        if due and self.controller is not None:
             run_state = {
                 "step": step,
                 "version": self.version,
                 "sampler": self.controller.sampler.state_dict(),
                 "wandb_id": self.logger.wandb_id,
                 "config": self.config.model_dump(mode="json"),
+                VALIDATION: self._accuracy,
             }
-        keep = self.config.training.keep_checkpoints
         try:
-            save_state(self.actor, self.root / STATES, step, run_state, keep)
+            self._saver.poll()
+            if due:
+                self._saver.save(step, run_state)
+            if last:
+                self._saver.wait()
         except OSError as e:
             if last:
                 raise
-            if self.logger is not None:
-                self.logger.say(f"[bold red]checkpoint of step {step} failed: {e}[/]")
+            self._say_error(f"checkpoint of step {step} failed: {e}")
 
     def export(self, step: int, last: bool = False) -> None:
         """Export the policy as a Hugging Face directory every N steps and at the end.
 
-        A periodic export that fails (full disk) is reported and the run goes on; the last one
-        raises. A failed export leaves nothing that looks complete.
+        Training waits for the gathering of the weights; they are written in the background. An
+        export that fails (full disk) is reported and the run goes on; the last one raises. A
+        failed export leaves nothing that looks complete.
         """
         every = self.config.training.save_every
         if not (last or (every and step % every == 0)):
             return
-        error = self._export(step)
-        if error is not None and not last:
-            self.logger.say(f"[bold red]export of step {step} failed: {error}[/]")
-            error = None
-        share_error(error)
-
-    def _export(self, step: int) -> OSError | None:
         from megatron_cgrpo.policy.export import stream_hf
 
         tensors = stream_hf(self.actor.model)
-        if dist.get_rank() != 0:
+        if self._exporter is not None:
+            self._exporter.start(step, tensors)
+        else:
             for _ in tensors:
                 pass
-            return None
-        model = Path(self.config.model.path)
-        sources = [model, Path(self.config.model.tokenizer or model)]
-        target = self.root / "checkpoints" / f"step_{step:06d}"
-        try:
-            write_hf(target, tensors, sources)
-            return None
-        except OSError as e:
-            return e
-        finally:
-            # The other ranks are in the stream's collectives whatever happened here.
-            for _ in tensors:
-                pass
+        if last:
+            self._on_rank_zero(lambda: self._exporter.finish())
 
     @contextlib.contextmanager
     def timed(self, name: str) -> Iterator[None]:

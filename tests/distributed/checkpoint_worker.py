@@ -57,7 +57,7 @@ def tensors(actor):
 
 
 def main(job: dict, out: str) -> None:
-    from megatron_cgrpo.policy.checkpoint import load_state, save_state
+    from megatron_cgrpo.policy.checkpoint import StateSaver, load_state
     from megatron_cgrpo.policy.states import latest_state
 
     report = {}
@@ -72,13 +72,13 @@ def main(job: dict, out: str) -> None:
             actor = build(root, layout, sharded=sharded)
             norms = []
             # Before the first update, as when no group of a whole run has a learning signal.
-            save_state(actor, where, 0, {"step": 0}, keep=2)
+            StateSaver(actor, where, 2).save(0, {"step": 0})
             for part in range(3):
                 if part or sharded:
                     actor = build(root, layout, sharded=sharded)
                     load_state(actor, latest_state(where))
                 norms += run(actor, 2 * part, 2 * part + 2)
-                save_state(actor, where, 2 * part + 2, {"step": 2 * part + 2}, keep=2)
+                StateSaver(actor, where, 2).save(2 * part + 2, {"step": 2 * part + 2})
             same = all(torch.equal(t, end[n]) for n, t in tensors(actor).items())
             kept = sorted(p.name for p in where.glob("step_*"))
             # At another layout: pipeline instead of tensor parallelism, from the middle.

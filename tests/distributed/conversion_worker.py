@@ -20,7 +20,7 @@ from megatron_cgrpo.policy.parallel import initialize
 def round_trip(case: dict) -> list[str]:
     """Names of tensors that are not the same bits in this layout's weights."""
     from megatron_cgrpo.policy.actor import MegatronActor
-    from megatron_cgrpo.policy.checkpoint import save_state
+    from megatron_cgrpo.policy.checkpoint import StateSaver
     from megatron_cgrpo.policy.export import stream_hf
 
     config = parse_config(
@@ -46,7 +46,7 @@ def round_trip(case: dict) -> list[str]:
         if not torch.equal(tensor, original.get(name))
     ]
     out = Path(case["out"])
-    save_state(actor, out, 1, {"step": 1, "version": 0}, keep=1)
+    StateSaver(actor, out, keep=1).save(1, {"step": 1, "version": 0})
     if dist.get_rank() == 0:
         args = argparse.Namespace(
             megatron=out / "step_000001",

@@ -3,9 +3,14 @@ training goes on at another layout."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+
 import pytest
 
-from tests.distributed.launch import run_ranks
+from tests.distributed.launch import ROOT, run_ranks
 from tests.tiny import make_model
 
 
@@ -35,3 +40,31 @@ def test_resume_is_identical(report, case):
 def test_training_goes_on_at_another_layout(report, case):
     r = report[case]
     assert r["moved"] < 1e-3 and r["moved_weights"] < 1e-3, r
+
+
+@pytest.mark.slow
+def test_killed_while_saving_twenty_times(tmp_path):
+    """SIGKILL at random moments, in foreground and background saves: what `latest` names loads and
+    holds the weights that were saved, and no life begins before where the last one got to."""
+    job = {
+        "model": str(make_model(tmp_path / "model", "qwen3", True)),
+        "states": str(tmp_path / "states"),
+        "tmp": str(tmp_path),
+        "kills": 20,
+    }
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    env = dict(os.environ, OMP_NUM_THREADS="1", TORCH_COMPILE_DISABLE="1", PYTHONPATH=str(ROOT))
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.distributed.crash_worker"]
+        + [str(tmp_path / "job.json"), str(tmp_path / "out.json")],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert len(result["steps"]) == 20 and result["steps"] == sorted(result["steps"])
+    assert result["killed_while_saving"] >= 5, result
+    assert set(p.name for p in (tmp_path / "states").glob("[a-z]*")) >= {"latest"}
