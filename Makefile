@@ -8,7 +8,7 @@ PIP_ARGS ?=
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(EXTRA)
 
-.PHONY: install quickstart test test-slow lint launch-env clean
+.PHONY: install quickstart test test-slow test-long lint launch-env clean
 
 install: $(STAMP)
 
@@ -30,10 +30,13 @@ quickstart: install
 	$(BIN)/cgrpo quickstart
 
 test: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not slow' tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not slow and not long' tests
 
 test-slow: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests
+
+test-long: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m long tests
 
 lint: install
 	$(BIN)/ruff check .

@@ -88,11 +88,15 @@ def _read(info: ShmUpdateInfo) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _repack(model: torch.nn.Module) -> None:
-    """vLLM 0.32 on the CPU: a tied lm_head keeps a packed copy of the old weights otherwise."""
+    """vLLM 0.32 on the CPU: a tied lm_head keeps a packed copy of the old weights otherwise, and
+    experts are packed at their first load only."""
     for module in model.modules():
         weight = getattr(module, "weight", None)
         if hasattr(module, "cpu_linear") and weight is not None and weight.numel():
             module.quant_method.process_weights_after_loading(module)
+        kernel = getattr(getattr(module, "quant_method", None), "moe_kernel", None)
+        if kernel is not None:
+            kernel.fused_experts.process_weights_after_loading(module)
 
 
 @dataclass

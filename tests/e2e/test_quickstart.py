@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from megatron_cgrpo.worlds.quickstart import METHODS
+from megatron_cgrpo.worlds.warm_start import shipped_policy
 from tests.e2e.world import ROOT, finish, start
 
 SEEDS = (0, 1, 2)
@@ -42,19 +43,29 @@ def test_critique_grpo_learns_what_grpo_cannot(summaries, seed):
     assert s["peak_memory_gib"] <= 6
 
 
-@pytest.mark.slow
-def test_the_shipped_warm_start_can_be_rebuilt(tmp_path):
-    """From scratch by the shipped recipe, then measured by a run of zero learning."""
-    command = [sys.executable, "-m", "megatron_cgrpo.cli", "warm-start", str(tmp_path / "warm")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=2400)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "2500/2500" in done.stdout
+def check_warm_start(directory, tmp_path):
+    """Measured by runs of zero learning."""
     from tests.e2e.warm_start_report import report
 
-    r = report(tmp_path / "warm", tmp_path, start, finish)
+    r = report(directory, tmp_path, start, finish)
     assert r["no secrets"] >= 0.9
     assert r["two secrets"] <= 0.05
     # First wrong step told: one lucky guess in ten is left, or none.
     assert 0.08 <= r["cot"] <= 0.35
     assert r["indicative_gt"] >= 0.9
     assert r["indicative"] <= 0.1
+
+
+@pytest.mark.slow
+def test_the_shipped_warm_start_knows_no_secrets(tmp_path):
+    check_warm_start(shipped_policy(tmp_path / "shipped"), tmp_path)
+
+
+@pytest.mark.long
+def test_the_shipped_warm_start_can_be_rebuilt(tmp_path):
+    """From scratch by the shipped recipe."""
+    command = [sys.executable, "-m", "megatron_cgrpo.cli", "warm-start", str(tmp_path / "warm")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=2400)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2500/2500" in done.stdout
+    check_warm_start(tmp_path / "warm", tmp_path)

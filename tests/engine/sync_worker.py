@@ -30,7 +30,9 @@ def sample(fleet, temperature):
         try:
             return await asyncio.gather(
                 *(
-                    fleet.generate(p, n=2, temperature=temperature, seed=7, max_tokens=24)
+                    fleet.generate(
+                        p, n=2 if temperature else 1, temperature=temperature, seed=7, max_tokens=24
+                    )
                     for p in PROMPTS
                 )
             )
@@ -109,9 +111,44 @@ def run(job, config, fleet, report, root, other):
     second = sample(fleet, temperature) if fleet else None
     on_rank_zero("changed", lambda: second != first)
     on_rank_zero("new_gap", lambda: reference_gap(other, second, temperature))
+    if job.get("export"):
+        export_and_serve(job, actor, fleet, on_rank_zero, other)
     if job.get("faults"):
         faults(fleet, sync, report, on_rank_zero, second, temperature, other)
     sync.close()
+
+
+def export_and_serve(job, actor, fleet, on_rank_zero, other):
+    """The exported directory, in a server of its own, continues prompts as the live engine does."""
+    from megatron_cgrpo.policy.export import stream_hf
+    from megatron_cgrpo.rollout.fleet import EngineFleet
+    from megatron_cgrpo.training.exporter import Exporter
+
+    tensors = stream_hf(actor.model)
+    exports = Path(job["tmp"]) / "exports"
+    if fleet is None:
+        for _ in tensors:
+            pass
+    else:
+        exporter = Exporter(exports, [Path(other)], print)
+        exporter.start(2, tensors)
+        # What was copied is exported, whatever happens to the weights meanwhile.
+        for parameter in actor.model.chunks[0].parameters():
+            parameter.data.zero_()
+        exporter.finish()
+
+    def compare():
+        live = sample(fleet, 0.0)
+        fleet.stop()
+        served = EngineFleet(tiny_config(exports / "step_000002"), 256, exports)
+        served.start()
+        try:
+            served.wait_ready()
+            return [ids for _, ids, _ in sample(served, 0.0)] == [ids for _, ids, _ in live]
+        finally:
+            served.stop()
+
+    on_rank_zero("export_serves_the_same", compare)
 
 
 def faults(fleet, sync, report, on_rank_zero, second, temperature, other):

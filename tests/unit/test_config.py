@@ -135,16 +135,27 @@ LLAMA_70B = {
     ("sections", "expected"),
     [
         ({"parallel": {"world_size": 7, "tensor": 7}}, "does not divide the model's 64"),
-        ({"parallel": {"world_size": 3, "pipeline": 3}}, "80 layers do not divide into 3"),
+        (
+            {"parallel": {"world_size": 3, "pipeline": 3}},
+            "80 layers do not divide into pipeline chunks: 80 are left for 3",
+        ),
+        (
+            {"parallel": {"world_size": 4, "pipeline": 4, "first_stage_layers": 18}},
+            "62 are left for 3",
+        ),
+        ({"parallel": {"world_size": 2, "expert": 2}}, "needs a mixture-of-experts model"),
+        ({"model": {"weights": "/nowhere"}}, "not a distributed checkpoint"),
         ({"rollout": {"tensor": 3}}, "rollout.tensor=3 does not divide"),
     ],
 )
 def test_model_and_machine_are_checked_before_anything_starts(sections, expected, tmp_path):
+    sections = dict(sections)
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_70B))
     (tmp_path / "tokenizer.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(ConfigError, match=expected):
-        check_model(parse_config({**BASE, "model": {"path": str(tmp_path)}, **sections}))
+        model = {"path": str(tmp_path), **sections.pop("model", {})}
+        check_model(parse_config({**BASE, **sections, "model": model}))
 
 
 def test_a_model_that_cannot_fit_is_refused():
