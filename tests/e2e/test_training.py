@@ -11,8 +11,9 @@ import psutil
 import pytest
 import torch
 
+from megatron_cgrpo.conversion.megatron_io import MegatronCheckpoint
 from megatron_cgrpo.conversion.safetensors_io import HFCheckpoint
-from megatron_cgrpo.policy.states import latest_state
+from megatron_cgrpo.policy.states import complete_states, latest_state, read_run_state
 from megatron_cgrpo.worlds.quickstart import read_metrics
 from tests.e2e.world import finish, leftovers, start, write_config
 
@@ -26,7 +27,15 @@ def runs(tmp_path_factory):
     """Two steps of the same run at two layouts."""
     root = tmp_path_factory.mktemp("e2e")
     for name, parallel in (("tp2pp2", TP2_PP2), ("dp2", DP2)):
-        config = write_config(root, name, parallel=parallel, logging={"wandb": WANDB})
+        saving = {"checkpoint_every": 1, "save_every": 1, "background_checkpoints": name == "dp2"}
+        config = write_config(
+            root,
+            name,
+            parallel=parallel,
+            logging={"wandb": WANDB},
+            training=saving,
+            validation={"every": 1},
+        )
         code, out, err = finish(start(config))
         assert code == 0, out + err
         assert "step    2/2" in out
@@ -79,6 +88,25 @@ def test_export_is_complete_and_differs_from_the_start(runs):
     assert before.shapes() == after.shapes()
     changed = [n for n in before.shapes() if not torch.equal(before.get(n), after.get(n))]
     assert len(changed) == len(before.shapes())
+
+
+@pytest.mark.parametrize("name", ["tp2pp2", "dp2"])
+def test_every_step_was_saved_and_exported(runs, name):
+    states = runs / name / "state"
+    assert [p.name for p in complete_states(states)] == ["step_000001", "step_000002"]
+    assert latest_state(states).name == "step_000002"
+    scores = {r["step"]: r.get("validation/accuracy") for r in read_metrics(runs / name)}
+    best = (states / "best").read_text().strip()
+    assert scores[int(best.removeprefix("step_"))] == max(scores[1], scores[2])
+    for step in (1, 2):
+        saved = read_run_state(states / f"step_{step:06d}")
+        assert saved["step"] == saved["version"] == step and saved["validation"] == scores[step]
+        # The weights of the training checkpoint are those of the export of the same step.
+        state = MegatronCheckpoint(states / f"step_{step:06d}")
+        export = HFCheckpoint(runs / name / "checkpoints" / f"step_{step:06d}")
+        for entry in state.plan:
+            for n, tensor in zip(entry.hf_names, state.get(entry), strict=True):
+                assert torch.equal(tensor, export.get(n)), n
 
 
 def test_wandb_is_written_offline(runs):

@@ -15,7 +15,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=pytest.mark.slow if "mixture" in c else ()) for c in CASES]
+)
 def test_weight_sync(case, tmp_path):
     family, tied, layout, engine_tensor, faults = CASES[case]
     # vLLM's CPU experts pad narrower layers, and refuse to load them a second time.
