@@ -30,6 +30,9 @@ def written_whole(target: Path) -> Iterator[Path]:
     What was at `target` goes only then. After an exception nothing is left of the new one.
     """
     partial = target.with_name(f".{target.name}.partial")
+    old = _old(target)
+    if old.exists() and not target.exists():
+        os.replace(old, target)  # killed between the two renames of `replace_directory`
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
@@ -42,12 +45,16 @@ def written_whole(target: Path) -> Iterator[Path]:
 
 def replace_directory(complete: Path, target: Path) -> None:
     """Give a written directory its name; what had it goes only when the new one is there."""
-    old = target.with_name(f".{target.name}.old")
+    old = _old(target)
     shutil.rmtree(old, ignore_errors=True)
     if target.exists():
         os.replace(target, old)
     os.replace(complete, target)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _old(target: Path) -> Path:
+    return target.with_name(f".{target.name}.old")
 
 
 def copy_companions(sources: Iterable[Path], target: Path) -> None:

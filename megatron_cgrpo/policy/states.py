@@ -28,8 +28,12 @@ def read_run_state(path: Path) -> dict[str, Any]:
 
 
 def complete_states(root: Path) -> list[Path]:
-    """All complete checkpoints, oldest first."""
-    return sorted(p for p in root.glob("step_*") if is_complete(p))
+    """All complete checkpoints, in the order they were written.
+
+    A run that was taken back to an earlier step writes lower numbers later.
+    """
+    found = [p for p in root.glob("step_*") if is_complete(p)]
+    return sorted(found, key=lambda p: ((p / RUN_STATE).stat().st_mtime_ns, p.name))
 
 
 def latest_state(root: Path) -> Path | None:

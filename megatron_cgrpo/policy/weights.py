@@ -58,6 +58,9 @@ def load_distributed(model: PolicyModel, root: Path, hf: Path) -> None:
     MegatronCheckpoint(root, hf)
     with cpu.cuda_names():
         for chunk in model.chunks:
+            for parameter in chunk.parameters():
+                # Rows that pad the vocabulary here may be in no checkpoint.
+                parameter.data.zero_()
             wanted = {
                 name: tensor
                 for name, tensor in chunk.sharded_state_dict(metadata=sharding_metadata()).items()

@@ -27,7 +27,7 @@ class Exporter:
     ) -> None:
         self._root, self._companions, self._on_error = root, companions, on_error
         self._thread: threading.Thread | None = None
-        self._error: OSError | None = None
+        self._error: Exception | None = None
 
     def start(self, step: int, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Copy the tensors and begin to write `root`/step_N; waits for an export under way."""
@@ -46,7 +46,7 @@ class Exporter:
             self._thread = None
 
     def finish(self) -> None:
-        """Wait; raises the OSError of the last export."""
+        """Wait; raises the error of the last export."""
         self.wait()
         if self._error is not None:
             raise self._error
@@ -54,6 +54,6 @@ class Exporter:
     def _write(self, step: int, copies: list[tuple[str, torch.Tensor]]) -> None:
         try:
             write_hf(self._root / f"step_{step:06d}", copies, self._companions)
-        except OSError as e:
+        except Exception as e:
             self._error = e
             self._on_error(f"export of step {step} failed: {e}")

@@ -22,6 +22,7 @@ def round_trip(case: dict) -> list[str]:
     from megatron_cgrpo.policy.actor import MegatronActor
     from megatron_cgrpo.policy.checkpoint import StateSaver
     from megatron_cgrpo.policy.export import stream_hf
+    from megatron_cgrpo.policy.model import shard_group
 
     config = parse_config(
         {
@@ -45,6 +46,12 @@ def round_trip(case: dict) -> list[str]:
         for name, tensor in stream_hf(actor.model, everywhere=True)
         if not torch.equal(tensor, original.get(name))
     ]
+    for entry in (e for e in actor.model.plan if e.rule.pads):
+        for name in (n for n in entry.megatron if n in actor.model.parameters_by_name()):
+            rows = actor.model.parameters_by_name()[name]
+            first = len(rows) * shard_group(entry).rank()
+            if rows[max(shape.vocab - first, 0) :].any():
+                wrong.append(f"padding of {name}")
     out = Path(case["out"])
     StateSaver(actor, out, keep=1).save(1, {"step": 1, "version": 0})
     if dist.get_rank() == 0:
