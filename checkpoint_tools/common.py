@@ -15,7 +15,11 @@ from types import ModuleType
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from megatron_cgrpo.config.errors import ConfigError
-from megatron_cgrpo.conversion.megatron_io import MegatronCheckpoint, is_megatron
+from megatron_cgrpo.conversion.megatron_io import (
+    COMPANION_FOLDER,
+    MegatronCheckpoint,
+    is_megatron,
+)
 from megatron_cgrpo.conversion.plan import Entry, check_tensors, plan_for
 from megatron_cgrpo.conversion.safetensors_io import HFCheckpoint, Spec, read_json
 from megatron_cgrpo.conversion.shape import ModelShape
@@ -51,7 +55,10 @@ def open_checkpoint(root: Path, hf: Path | None = None) -> HFModel | MegatronChe
     """Either form, told apart by its files."""
     if not root.is_dir():
         raise ValueError(f"{root} is not a directory")
-    return MegatronCheckpoint(root, hf) if is_megatron(root) else HFModel(root)
+    if not is_megatron(root):
+        return HFModel(root)
+    inside = (root / COMPANION_FOLDER / "config.json").exists()
+    return MegatronCheckpoint(root, None if inside else hf)
 
 
 def refuse_existing(out: Path, force: bool) -> None:

@@ -50,12 +50,18 @@ def _compare(a, b) -> str | None:
             for name, x, y in zip(entry.hf_names, a.get(entry), b.get(entry)):
                 if first is None and x.dtype != y.dtype:
                     first = f"{name} is {x.dtype} in {a.root} and {y.dtype} in {b.root}"
-                elif first is None and not torch.equal(x, y):
+                elif first is None and not torch.equal(_bits(x), _bits(y)):
+                    # A NaN where the other has none is the largest difference.
                     gap = (x.float() - y.float()).abs()
                     place = [int(i) for i in torch.unravel_index(gap.argmax(), gap.shape)]
                     first = f"{name}, by up to {gap.max():.3g} at {place}"
             advance(nbytes(group))
     return first
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes: NaNs equal themselves, and 0 is not -0."""
+    return tensor.contiguous().view(-1).view(torch.uint8)
 
 
 def _compare_logits(a, b) -> None:

@@ -100,14 +100,22 @@ def _check_stages(p: Parallel, layers: int) -> None:
 def _check_experts(p: Parallel, hf: dict[str, Any]) -> None:
     experts = hf.get("num_experts") or hf.get("num_local_experts")
     if not experts:
-        if p.expert > 1:
-            raise ConfigError(f"parallel.expert={p.expert} needs a mixture-of-experts model")
+        if p.expert > 1 or p.expert_tensor:
+            raise ConfigError(
+                "parallel.expert and parallel.expert_tensor need a mixture-of-experts model"
+            )
         return
     if experts % p.expert:
         raise ConfigError(
             f"parallel.expert={p.expert} does not divide the model's {experts} experts"
         )
     width = p.expert_tensor or p.tensor
+    if p.expert == 1 and width != p.tensor:
+        # megatron-core 0.16 then reduces the experts' gradients over the wrong ranks.
+        raise ConfigError(
+            f"parallel.expert_tensor={width} differs from parallel.tensor={p.tensor}, which needs "
+            "parallel.expert > 1"
+        )
     if hf["moe_intermediate_size"] % width:
         raise ConfigError(f"parallel.expert_tensor={width} does not divide moe_intermediate_size")
     if p.tensor > 1 and not p.sequence_parallel:
@@ -118,7 +126,7 @@ def _check_experts(p: Parallel, hf: dict[str, Any]) -> None:
 
 
 def check_memory(config: Config, parameters: int) -> None:
-    """Weights, gradients, Adam state and the engines' weights on a CPU-only machine.
+    """Weights, gradients, Adam state, the engines' and the exports' weights without a GPU.
 
     Raises:
         ConfigError: when they cannot fit into this machine's memory.
@@ -128,7 +136,7 @@ def check_memory(config: Config, parameters: int) -> None:
     width = 4 if config.model.dtype == "float32" else 2
     replicas = 1 if config.optimizer.sharded else config.parallel.data
     need = parameters * (
-        (width + 4) * config.parallel.data + 12 * replicas + width * config.rollout.servers
+        (width + 4) * config.parallel.data + 12 * replicas + width * (config.rollout.servers + 1)
     )
     have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if need > have:

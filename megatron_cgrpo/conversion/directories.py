@@ -23,20 +23,24 @@ COMPANIONS = (
 )
 
 
+PARTIAL, OLD = "partial", "old"
+"""Last parts of the names of directories that are being written, and replaced."""
+
+
 @contextlib.contextmanager
 def written_whole(target: Path) -> Iterator[Path]:
     """A temporary directory beside `target` that gets its name when the block ends well.
 
     What was at `target` goes only then. After an exception nothing is left of the new one.
     """
-    partial = target.with_name(f".{target.name}.partial")
-    old = _old(target)
+    partial, old = hidden_name(target, PARTIAL), hidden_name(target, OLD)
     if old.exists() and not target.exists():
         os.replace(old, target)  # killed between the two renames of `replace_directory`
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
         yield partial
+        sync_files(partial)
         replace_directory(partial, target)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
@@ -45,16 +49,32 @@ def written_whole(target: Path) -> Iterator[Path]:
 
 def replace_directory(complete: Path, target: Path) -> None:
     """Give a written directory its name; what had it goes only when the new one is there."""
-    old = _old(target)
+    old = hidden_name(target, OLD)
     shutil.rmtree(old, ignore_errors=True)
     if target.exists():
         os.replace(target, old)
     os.replace(complete, target)
+    _sync(target.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _old(target: Path) -> Path:
-    return target.with_name(f".{target.name}.old")
+def hidden_name(target: Path, state: str) -> Path:
+    """The name beside `target` of a directory that is not (or no longer) whole."""
+    return target.with_name(f".{target.name}.{state}")
+
+
+def sync_files(directory: Path) -> None:
+    """Have the disk hold everything in the directory before it gets the name of a whole one."""
+    for path in (*directory.rglob("*"), directory):
+        _sync(path)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def copy_companions(sources: Iterable[Path], target: Path) -> None:

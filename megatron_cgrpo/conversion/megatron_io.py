@@ -61,6 +61,15 @@ BACKEND = {
     "common_backend_version": 1,
 }
 FILE_BYTES = 1 << 29
+# What torch raises when the bytes of a tensor are not what was written.
+_UNREADABLE = (
+    OSError,
+    RuntimeError,
+    EOFError,
+    AssertionError,
+    KeyError,
+    pickle.UnpicklingError,
+)
 _CONFIG, _COMMON = "metadata.json", "common.pt"
 
 
@@ -126,7 +135,7 @@ class MegatronCheckpoint:
             raise ValueError(f"{self.root} holds only a part of {entry.key} {entry.index}")
         try:
             self._reader.read_data(LoadPlan(items), _Into(whole))
-        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as e:
+        except _UNREADABLE as e:
             raise ValueError(f"{self.root}: cannot read {entry.key} {entry.index}: {e}") from e
         return entry.rule.split(whole.view(entry.stored_shape), self.shape)
 

@@ -49,17 +49,21 @@ class HFCheckpoint:
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
         self._where: dict[str, tuple[Path, Spec, int]] = {}
-        files = sorted(self.root.glob("*.safetensors"))
-        for path in files:
-            for name, (spec, offset) in _read_header(path).items():
-                self._where[name] = (path, spec, offset)
         index = self.root / INDEX
-        if index.exists():
-            for name, file in read_json(index)["weight_map"].items():
-                if not (self.root / file).exists():
-                    raise ValueError(f"{index} names {name} in {file}, which is not there")
-                if name not in self._where:
-                    raise ValueError(f"{index} names {name} in {file}, which does not hold it")
+        places = read_json(index)["weight_map"] if index.exists() else {}
+        for name, file in places.items():
+            if not (self.root / file).exists():
+                raise ValueError(f"{index} names {name} in {file}, which is not there")
+        # Some publish the same weights once more in files of another form beside them.
+        files = {self.root / f for f in places.values()} or self.root.glob("*.safetensors")
+        for path in sorted(files):
+            for name, (spec, offset) in _read_header(path).items():
+                if name in self._where:
+                    raise ValueError(f"{path} and {self.file_of(name)} both hold {name}")
+                self._where[name] = (path, spec, offset)
+        for name, file in places.items():
+            if name not in self._where or self.file_of(name) != self.root / file:
+                raise ValueError(f"{index} names {name} in {file}, which does not hold it")
         if not self._where:
             raise ValueError(f"{self.root} holds no tensors (*.safetensors)")
 
@@ -180,6 +184,8 @@ class HFFiles:
                     raise ValueError(f"{got} {tuple(tensor.shape)} came instead of {name} {dims}")
                 flat = tensor.detach().to("cpu").contiguous().view(-1).view(torch.uint8)
                 _write_all(f, memoryview(flat.numpy()))
+                # Gone before the next one is made: the budget counts one.
+                del tensor, flat
             os.fsync(f.fileno())
 
     def write_index(self) -> None:

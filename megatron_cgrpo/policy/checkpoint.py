@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Callable, Iterator
-from functools import partial as partial_function
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,13 @@ from megatron_cgrpo.conversion.directories import copy_companions
 from megatron_cgrpo.conversion.megatron_io import COMPANION_FOLDER
 from megatron_cgrpo.policy import cpu
 from megatron_cgrpo.policy.actor import MegatronActor
-from megatron_cgrpo.policy.states import is_complete, publish
+from megatron_cgrpo.policy.states import is_complete, partial_name, publish, sweep
 from megatron_cgrpo.policy.weights import sharding_metadata
-from megatron_cgrpo.process import die_with_parent
+from megatron_cgrpo.process import forks_die_with_parent
+
+
+class CheckpointError(OSError):
+    """A checkpoint could not be written (full disk); the same on every rank."""
 
 
 class StateSaver:
@@ -41,6 +44,8 @@ class StateSaver:
         self._actor, self._root, self._keep = actor, root, keep
         # A persistent worker of megatron-core 0.16 crashes without CUDA.
         self._queue = AsyncCallsQueue(persistent=False) if background else None
+        self._partial = root
+        _on_rank_zero(lambda: sweep(root))
 
     def save(self, step: int, run_state: dict[str, Any]) -> None:
         """Write `root`/step_N and point `latest` at it; in the background, begin to.
@@ -49,33 +54,33 @@ class StateSaver:
             run_state: what rank 0 wants back besides the actor's state (JSON).
 
         Raises:
-            OSError: on every rank when the disk is full or not writable; what was complete stays.
+            CheckpointError: on every rank when the disk is full or not writable, or when what was
+                still being written failed; nothing of it is left and what was complete stays.
         """
         self.wait()
         target = self._root / f"step_{step:06d}"
-        partial = self._root / f".{target.name}.partial"
-        _on_rank_zero(lambda: _make_anew(partial))
-        with _disk_errors(partial), cpu.cuda_names():
+        partial = self._partial = partial_name(target)
+        with self._all_or_nothing(), cpu.cuda_names(), forks_die_with_parent():
+            _on_rank_zero(lambda: _make_anew(partial))
             request = dist_checkpointing.save(
                 _sharded_state(self._actor, loading=False),
                 str(partial),
                 async_sharded_save=self._queue is not None,
             )
-        if self._queue is None:
-            self._publish(partial, target, run_state)
-        else:
-            request.add_finalize_fn(lambda: self._publish(partial, target, run_state))
-            request = request._replace(async_fn=partial_function(_in_child, request.async_fn))
-            self._queue.schedule_async_request(request)
+            if self._queue is None:
+                self._publish(partial, target, run_state)
+            else:
+                request.add_finalize_fn(lambda: self._publish(partial, target, run_state))
+                self._queue.schedule_async_request(request)
 
     def poll(self, blocking: bool = False) -> None:
         """Publish what has been written in the background meanwhile.
 
         Raises:
-            OSError: as `save`.
+            CheckpointError: as `save`.
         """
         if self._queue is not None:
-            with _disk_errors(self._root):
+            with self._all_or_nothing():
                 self._queue.maybe_finalize_async_calls(blocking=blocking)
 
     def wait(self) -> None:
@@ -95,29 +100,24 @@ class StateSaver:
 
         _on_rank_zero(publish_here)
 
-
-def _in_child(write: Callable, *args: Any, **kwargs: Any) -> Any:
-    """A forked writer must not outlive its rank."""
-    die_with_parent()
-    return write(*args, **kwargs)
+    @contextlib.contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        try:
+            yield
+        except (CheckpointException, CheckpointError) as e:
+            # Raised on every rank. What was written would keep the disk full.
+            if dist.get_rank() == 0:
+                shutil.rmtree(self._partial, ignore_errors=True)
+            raise CheckpointError(f"cannot write {self._partial}: {e}") from e
+        except OSError as e:
+            # One rank's alone, while the others are in the strategy's collectives: it must end the
+            # job (the older checkpoints are complete), not wait for them.
+            raise RuntimeError(f"cannot write {self._partial}: {e}") from e
 
 
 def _make_anew(partial: Path) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-
-
-@contextlib.contextmanager
-def _disk_errors(where: Path) -> Iterator[None]:
-    try:
-        yield
-    except CheckpointException as e:
-        # Raised on every rank.
-        raise OSError(f"cannot write {where}: {e}") from e
-    except OSError as e:
-        # One rank's alone, while the others are in the strategy's collectives: it must end the
-        # job (the older checkpoints are complete), not wait for them.
-        raise RuntimeError(f"cannot write {where}: {e}") from e
 
 
 def load_state(actor: MegatronActor, path: Path) -> None:
@@ -186,13 +186,20 @@ def _unshare_adam_steps(actor: MegatronActor) -> None:
 
 
 def _on_rank_zero(action: Callable[[], None]) -> None:
-    """Run `action` on rank 0; its OSError is raised on every rank."""
-    message: list[str | None] = [None]
+    """Run `action` on rank 0; its error is raised on every rank.
+
+    Raises:
+        CheckpointError: the action raised an OSError.
+        RuntimeError: it raised anything else.
+    """
+    outcome: list[Exception | None] = [None]
     if dist.get_rank() == 0:
         try:
             action()
         except OSError as e:
-            message = [str(e)]
-    dist.broadcast_object_list(message, src=0)
-    if message[0] is not None:
-        raise OSError(message[0])
+            outcome = [CheckpointError(str(e))]
+        except Exception as e:
+            outcome = [RuntimeError(f"{type(e).__name__}: {e}")]
+    dist.broadcast_object_list(outcome, src=0)
+    if outcome[0] is not None:
+        raise outcome[0]

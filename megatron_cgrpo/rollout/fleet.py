@@ -55,6 +55,7 @@ class EngineFleet:
             self.servers = [self._own_server(i, token, log_dir) for i in range(r.servers)]
         self._ready = [False] * len(self.servers)
         self._stale = [False] * len(self.servers)
+        self._pushed = False
         self._load = [0] * len(self.servers)
         # Servers die with the thread that started them (PR_SET_PDEATHSIG): one that lives on.
         self._starter = ThreadPoolExecutor(1)
@@ -150,7 +151,7 @@ class EngineFleet:
         server.stop(grace_s=1.0)
         self._starter.submit(server.start).result()
         server.wait_ready(self.config.rollout.start_timeout_s)
-        self._stale[index] = self.version > 0
+        self._stale[index] = self._pushed
 
     def set_aside(self, servers: list[EngineServer]) -> None:
         """Take servers out of rotation whose weights are unknown after a failed update."""
@@ -160,7 +161,7 @@ class EngineFleet:
 
     def updated(self, version: int, servers: list[EngineServer]) -> None:
         """These servers hold `version` now."""
-        self.version = version
+        self.version, self._pushed = version, True
         for server in servers:
             self._stale[self.servers.index(server)] = False
 

@@ -263,7 +263,10 @@ class Session:
                 VALIDATION: self._accuracy,
             }
         try:
-            self._saver.poll()
+            self._saver.poll(blocking=due)
+        except OSError as e:
+            self._say_error(f"an earlier checkpoint failed: {e}")
+        try:
             if due:
                 self._saver.save(step, run_state)
             if last:

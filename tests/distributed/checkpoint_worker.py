@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -56,6 +57,34 @@ def tensors(actor):
     return {n: t.clone() for n, t in stream_hf(actor.model, everywhere=True)}
 
 
+def full_disk(actor, root: Path, background: bool) -> dict:
+    """A checkpoint that fits, one that does not, and one when there is room again."""
+    from megatron_cgrpo.policy.checkpoint import CheckpointError, StateSaver
+
+    if dist.get_rank() == 0:
+        (root / ".step_000009.partial").mkdir(parents=True)
+    saver, failed = StateSaver(actor, root, 2, background), False
+    saver.save(1, {})
+    saver.wait()
+    if dist.get_rank() == 0:
+        (root / "filler").write_bytes(bytes(shutil.disk_usage(root).free - 100_000))
+    dist.barrier()
+    try:
+        saver.save(2, {})
+        saver.wait()
+    except CheckpointError:
+        failed = True
+    left = sorted(p.name for p in root.iterdir())
+    dist.barrier()
+    if dist.get_rank() == 0:
+        (root / "filler").unlink()
+    dist.barrier()
+    again = StateSaver(actor, root, 2, background)
+    again.save(3, {})
+    again.wait()
+    return {"failed": failed, "left": left, "then": sorted(p.name for p in root.iterdir())}
+
+
 def main(job: dict, out: str) -> None:
     from megatron_cgrpo.policy.checkpoint import StateSaver, load_state
     from megatron_cgrpo.policy.states import latest_state
@@ -94,6 +123,9 @@ def main(job: dict, out: str) -> None:
                 "moved_weights": far,
                 "lr": [actor._lr(), other._lr(), straight._lr()],
             }
+    if job["small_disk"]:
+        for name, background in (("foreground", False), ("background", True)):
+            report[name] = full_disk(actor, Path(job["small_disk"]) / name, background)
     if dist.get_rank() == 0:
         Path(out).write_text(json.dumps(report))
     dist.barrier()

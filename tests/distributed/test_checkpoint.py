@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from tests.disk import small_disk
 from tests.distributed.launch import ROOT, run_ranks
 from tests.tiny import make_model
 
@@ -21,8 +22,14 @@ def report(tmp_path_factory):
         "tied": str(make_model(root / "tied", "qwen3", True)),
         "untied": str(make_model(root / "untied", "qwen2", False)),
     }
-    job = {"models": models, "tmp": str(root / "states")}
-    return run_ranks(2, "tests.distributed.checkpoint_worker", job, root)
+    (root / "disk").mkdir()
+    with small_disk(root / "disk", "64m") as mounted:
+        job = {
+            "models": models,
+            "tmp": str(root / "states"),
+            "small_disk": str(root / "disk") if mounted else None,
+        }
+        return run_ranks(2, "tests.distributed.checkpoint_worker", job, root)
 
 
 CASES = [f"{m}, sharded={s}" for m in ("tied", "untied") for s in (True, False)]
@@ -40,6 +47,16 @@ def test_resume_is_identical(report, case):
 def test_training_goes_on_at_another_layout(report, case):
     r = report[case]
     assert r["moved"] < 1e-3 and r["moved_weights"] < 1e-3, r
+
+
+@pytest.mark.parametrize("how", ["foreground", "background"])
+def test_a_full_disk_leaves_the_complete_ones(report, how):
+    if how not in report:
+        pytest.skip("needs the right to mount a tmpfs")
+    r = report[how]
+    assert r["failed"], r
+    assert r["left"] == ["filler", "latest", "step_000001"]
+    assert r["then"] == ["latest", "step_000001", "step_000003"]
 
 
 @pytest.mark.slow

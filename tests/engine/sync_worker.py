@@ -103,10 +103,11 @@ def run(job, config, fleet, report, root, other):
 
     first = sample(fleet, temperature) if fleet else None
     on_rank_zero("fresh_gap", lambda: reference_gap(root, first, temperature))
-    sync.push(1)
+    sync.push(0)
     on_rank_zero("null_sync_equal", lambda: sample(fleet, temperature) == first)
     load_weights(actor.model, HFCheckpoint(other))
-    pushed = sync.push(2)
+    # Other weights than the servers' own, and still version 0: as with `model.weights`.
+    pushed = sync.push(0)
     report["push"] = pushed
     second = sample(fleet, temperature) if fleet else None
     on_rank_zero("changed", lambda: second != first)
@@ -183,7 +184,7 @@ def faults(fleet, sync, report, on_rank_zero, second, temperature, other):
         return len(answers)
 
     on_rank_zero("answers_after_kill", kill_while_generating)
-    # The restarted server was brought to version 2 before it served.
+    # The restarted server was brought to the pushed weights before it served.
     on_rank_zero("same_weights_after_restart", lambda: sample(fleet, temperature) == second)
 
     def kill_everything():

@@ -204,6 +204,16 @@ def test_there_and_back(hf, megatron, tmp_path):
     assert "logits differ by at most 0" in done.stdout
 
 
+def test_files_beside_the_index_are_left_alone(broken):
+    """As some publishers' consolidated.safetensors: the same weights under other names."""
+    save_file({"layers.0.wq": torch.zeros(2)}, broken / "consolidated.safetensors")
+    assert HFCheckpoint(broken).specs().keys().isdisjoint({"layers.0.wq"})
+    shutil.copy(file_with(broken, PLAIN), broken / "twice.safetensors")
+    (broken / INDEX).unlink()
+    with pytest.raises(ValueError, match="both hold"):
+        HFCheckpoint(broken)
+
+
 def test_verify_names_the_first_difference(hf, megatron, broken):
     tensor = load_file(file_with(broken, PLAIN))[PLAIN].clone()
     tensor[3, 7] += 0.5

@@ -143,7 +143,11 @@ LLAMA_70B = {
             {"parallel": {"world_size": 4, "pipeline": 4, "first_stage_layers": 18}},
             "62 are left for 3",
         ),
-        ({"parallel": {"world_size": 2, "expert": 2}}, "needs a mixture-of-experts model"),
+        ({"parallel": {"world_size": 2, "expert": 2}}, "need a mixture-of-experts model"),
+        (
+            {"parallel": {"world_size": 2, "tensor": 2, "expert_tensor": 1}},
+            "need a mixture-of-experts model",
+        ),
         ({"model": {"weights": "/nowhere"}}, "not a distributed checkpoint"),
         ({"rollout": {"tensor": 3}}, "rollout.tensor=3 does not divide"),
     ],
@@ -156,6 +160,18 @@ def test_model_and_machine_are_checked_before_anything_starts(sections, expected
     with pytest.raises(ConfigError, match=expected):
         model = {"path": str(tmp_path), **sections.pop("model", {})}
         check_model(parse_config({**BASE, **sections, "model": model}))
+
+
+def test_experts_that_megatron_would_train_wrong_are_refused(tmp_path):
+    mixture = dict(num_experts=8, moe_intermediate_size=64, model_type="qwen3_moe")
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA_70B, **mixture}))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    parallel = {"world_size": 2, "tensor": 2, "expert_tensor": 1, "sequence_parallel": True}
+    model = {"path": str(tmp_path)}
+    with pytest.raises(ConfigError, match="needs parallel.expert > 1"):
+        check_model(parse_config({**BASE, "parallel": parallel, "model": model}))
+    check_model(parse_config({**BASE, "parallel": {**parallel, "expert": 2}, "model": model}))
 
 
 def test_a_model_that_cannot_fit_is_refused():

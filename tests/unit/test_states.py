@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from megatron_cgrpo.conversion.directories import written_whole
-from megatron_cgrpo.policy.states import complete_states, latest_state, publish
+from megatron_cgrpo.policy.states import (
+    complete_states,
+    latest_state,
+    partial_name,
+    publish,
+    read_run_state,
+    sweep,
+)
 
 
 def save(root: Path, step: int, score: float | None = None, keep: int = 2) -> None:
-    partial = root / f".step_{step:06d}.partial"
-    partial.mkdir(parents=True)
-    publish(partial, root / f"step_{step:06d}", {"step": step, "validation": score}, keep)
+    target = root / f"step_{step:06d}"
+    partial_name(target).mkdir(parents=True)
+    publish(partial_name(target), target, {"step": step, "validation": score}, keep)
 
 
 def steps(root: Path) -> set[int]:
@@ -44,6 +52,35 @@ def test_a_run_taken_back_keeps_what_it_writes(tmp_path):
     assert latest_state(tmp_path).name == "step_000005" and steps(tmp_path) == {5, 10}
     (tmp_path / "latest").unlink()
     assert latest_state(tmp_path).name == "step_000005"
+
+
+def test_a_copy_with_other_times_keeps_its_order(tmp_path):
+    for step in (8, 9):
+        save(tmp_path, step)
+    os.utime(tmp_path / "step_000008" / "run.json")
+    save(tmp_path, 10)
+    assert steps(tmp_path) == {9, 10}
+
+
+def test_a_damaged_run_state_stops_no_other_checkpoint(tmp_path):
+    save(tmp_path, 1, 0.5)
+    (tmp_path / "step_000001" / "run.json").write_text("{")
+    save(tmp_path, 2, 0.1), save(tmp_path, 3, 0.1)
+    assert steps(tmp_path) == {2, 3}
+    (tmp_path / "step_000003" / "run.json").write_text("{")
+    with pytest.raises(ValueError, match=r"run\.json is not valid JSON"):
+        read_run_state(latest_state(tmp_path))
+
+
+def test_what_a_killed_run_left_is_swept(tmp_path):
+    save(tmp_path, 1)
+    for name in (".step_000002.partial", ".step_000000.doomed", ".step_000001.old"):
+        (tmp_path / name).mkdir()
+    (tmp_path / ".step_000003.old").mkdir()
+    (tmp_path / ".step_000003.old" / "run.json").write_text("{}")
+    sweep(tmp_path)
+    names = {p.name for p in tmp_path.iterdir()}
+    assert names == {"latest", "step_000001", "step_000003"}
 
 
 def test_what_was_replaced_comes_back_after_a_kill_between_two_renames(tmp_path):
