@@ -1,19 +1,31 @@
 """Mathematical equality of a response's final answer with the gold answer.
 
-math-verify decides; our guards stand before it where it compares by float or truncates
-(math-verify 0.9.0 accepts 2 for 2 2/3 and 1/2006! for 1/2004!): plain rational numbers are
-compared exactly, and values beyond a float's reach are never handed over.
+What `math_forms` can decide exactly is decided there: equal texts, rational numbers, lists by
+their members. The rest goes to math-verify, whose "equal" is checked once more where it compares
+by float or truncates (release 0.9.0 accepts 2 for 2 2/3 and 1/2006! for 1/2004!).
 """
 
 from __future__ import annotations
 
+import functools
 import re
-from fractions import Fraction
 
+from megatron_cgrpo.feedback.math_forms import (
+    bracketed,
+    elements,
+    is_percentage,
+    plain,
+    rational,
+    too_large,
+    unit,
+    without_name,
+)
 from megatron_cgrpo.feedback.text import boxes, without_thinking
 from megatron_cgrpo.types import Problem, Verdict
 
 MAX_ANSWER = 400
+# Numbers that are no fractions agree to this relative accuracy or are different.
+_TOLERANCE = 1e-6
 
 _MARKED = re.compile(r"\banswer\b[\s*_]*(?:is|[:=])[\s*_:]*([^\n]+)", re.IGNORECASE)
 # Where a stated answer ends: at a sentence's end or at a reason.
@@ -22,7 +34,7 @@ _FORMULA = re.compile(r"[\d\\$+*/^=!]")
 # "72 clips" is 72, but "2 pi" and "3 x" are not 2 and 3.
 _WORDS_AFTER_NUMBER = re.compile(
     r"\$?(-?\d[\d,]*(?:\.\d+)?(?:/\d+)?%?)\$?\s+"
-    r"(?!(?:sqrt|sin|cos|tan|log|exp|times|percent)\b)[A-Za-z]{3}[A-Za-z .'-]*"
+    r"(?!(?:sqrt|sin|cos|tan|log|exp|times|percent|and|or)\b)[A-Za-z]{3}[A-Za-z .'-]*"
 )
 _NUMBER = re.compile(r"-?\$?\d[\d,]*(?:\.\d+)?(?:/\d+)?%?")
 
@@ -30,7 +42,8 @@ _NUMBER = re.compile(r"-?\$?\d[\d,]*(?:\.\d+)?(?:/\d+)?%?")
 def verify_math(problem: Problem, response: str) -> Verdict:
     """Verdict on the last answer that the response states; `None` when there is no readable gold.
 
-    Text that math-verify reads as no formula ("east") is compared as text by it.
+    A percent sign may be left out on one side when the question asks for a percentage. Text that
+    math-verify reads as no formula ("east") is compared as text by it.
     """
     gold = problem.answer
     if not gold.strip():
@@ -38,14 +51,25 @@ def verify_math(problem: Problem, response: str) -> Verdict:
     answer = extract_answer(response)
     if answer is None:
         return Verdict(False, None, "no answer found")
-    exact_gold, exact = rational(gold), rational(answer)
-    if exact_gold is not None and exact is not None:
-        same = exact_gold == exact
-        return Verdict(same, answer, "exact comparison of rational numbers")
-    if _too_large(answer) or _too_large(gold):
-        same = _plain(answer) == _plain(gold)
-        return Verdict(same, answer, "too large to evaluate: compared as text")
-    return _library(gold, answer)
+    asked_for_percent = re.search(r"percent|%", problem.question, re.IGNORECASE) is not None
+    same, reason = _same(gold, answer, asked_for_percent)
+    return Verdict(same, answer, reason)
+
+
+def unreadable_gold(answer: str) -> str | None:
+    """Why a gold answer cannot be judged against; None for a readable one."""
+    if not answer.strip():
+        return "it is empty"
+    if len(answer) > MAX_ANSWER:
+        return f"it is longer than {MAX_ANSWER} characters"
+    if answer.replace("\\{", "").count("{") != answer.replace("\\}", "").count("}"):
+        return "its braces do not match"
+    members = [m for e in elements(answer) for m in (bracketed(e) or ("", [e], ""))[1]]
+    for member in (plain(m) for m in members):
+        known = rational(member) is not None or member == "\\dots" or too_large(member)
+        if not known and not _parse(member):
+            return f"{member[:80]!r} cannot be parsed"
+    return None
 
 
 def extract_answer(response: str) -> str | None:
@@ -65,85 +89,119 @@ def extract_answer(response: str) -> str | None:
     return numbers[-1] if numbers else None
 
 
-_PLAIN_NUMBER = re.compile(r"-?(?:\d+|\d{1,3}(?:,\d{3})+)(?:\.\d+)?|-?\.\d+")
-_FRACTION = re.compile(r"(-?\d+)\s*/\s*(\d+)")
-_LATEX_FRACTION = re.compile(r"(-?)\\[dt]?frac\s*\{\s*(-?\d+)\s*\}\s*\{\s*(\d+)\s*\}")
-# math-verify 0.9.0 stops parsing at \mathrm{e} and then compares what stands before it.
-_UPRIGHT = re.compile(r"\\(?:mathrm|operatorname)\s*\{\s*([a-zA-Z])\s*\}")
-_MIXED = re.compile(r"(-?)(\d+)\s+(\d+)\s*/\s*(\d+)")
+def _same(gold: str, answer: str, percent: bool = False) -> tuple[bool | None, str]:
+    """Whether two answers have the same value, and how that was found."""
+    left, right = plain(gold), plain(answer)
+    if left == right or without_name(left) == without_name(right):
+        return True, "the same text"
+    exact = _same_number(gold, answer, percent)
+    if exact is not None:
+        return exact, "exact comparison of rational numbers"
+    for compare in (_same_list, _same_brackets):
+        verdict = compare(left, right, percent)
+        if verdict is not None:
+            return verdict
+    if too_large(left) or too_large(right):
+        return False, "too large to evaluate: compared as text"
+    if "\\dots" in left + right:
+        return False, "open lists are compared as text"
+    if "=" not in left:
+        right = without_name(right)
+    return _library(left, right)
 
 
-def rational(text: str) -> Fraction | None:
-    """The value of an integer, decimal, fraction, mixed number or percentage; else None."""
-    t = _plain(text)
-    scale = Fraction(1)
-    for suffix in ("\\%", "%", " percent"):
-        if t.endswith(suffix):
-            t, scale = t.removesuffix(suffix).strip(), Fraction(1, 100)
-            break
-    if len(t) > 60:
+def _same_number(gold: str, answer: str, percent: bool) -> bool | None:
+    wanted, got = rational(gold), rational(answer)
+    if wanted is None or got is None:
         return None
-    try:
-        if _PLAIN_NUMBER.fullmatch(t):
-            return Fraction(t.replace(",", "")) * scale
-        if m := _FRACTION.fullmatch(t):
-            return Fraction(int(m[1]), int(m[2])) * scale
-        if m := _LATEX_FRACTION.fullmatch(t):
-            return Fraction(int(m[2]), int(m[3])) * (-1 if m[1] else 1) * scale
-        if m := _MIXED.fullmatch(t):
-            value = int(m[2]) + Fraction(int(m[3]), int(m[4]))
-            return (-value if m[1] else value) * scale
-    except ZeroDivisionError:
+    units = {unit(gold), unit(answer)} - {None}
+    if len(units) > 1:
+        return False
+    if percent and is_percentage(gold) != is_percentage(answer):
+        scale = 100 if is_percentage(gold) else 1
+        shown = got * 100 if is_percentage(answer) else got
+        return wanted == got or wanted * scale == shown
+    return wanted == got
+
+
+def _same_list(gold: str, answer: str, percent: bool) -> tuple[bool | None, str] | None:
+    """Lists without brackets, in any order; None when neither is one."""
+    wanted, got = elements(gold), elements(answer)
+    if len(wanted) == len(got) == 1:
         return None
-    return None
+    reason = "lists compared by their members"
+    if len(wanted) != len(got):
+        # (3, 4) | 3, 4: the same members without brackets
+        inner = next((b for b in (bracketed(gold), bracketed(answer)) if b), None)
+        if inner is None or 1 not in (len(wanted), len(got)):
+            return False, reason
+        other = got if len(wanted) == 1 else wanted
+        return _in_order(inner[1], other, percent), reason
+    rest = list(got)
+    for member in wanted:
+        hit = next((g for g in rest if _same(member, g, percent)[0] is True), None)
+        if hit is None:
+            return False, reason
+        rest.remove(hit)
+    return True, reason
 
 
-def _plain(text: str) -> str:
-    """Without dollar signs, outer blanks, thin spaces, a final period, and upright letters."""
-    text = _UPRIGHT.sub(r"\1", text)
-    t = text.strip().removeprefix("\\(").removesuffix("\\)").replace("$", "").replace("\\!", "")
-    return t.replace("\\,", "").strip().rstrip(".").strip()
+def _same_brackets(gold: str, answer: str, percent: bool) -> tuple[bool | None, str] | None:
+    """Points and intervals, in order and with the same brackets; None when one is neither."""
+    wanted, got = bracketed(gold), bracketed(answer)
+    if wanted is None or got is None:
+        return None
+    same_kind = (wanted[0], wanted[2]) == (got[0], got[2])
+    return same_kind and _in_order(wanted[1], got[1], percent), "compared member by member"
 
 
-def _too_large(text: str) -> bool:
-    """Power towers, factorials and very long digit strings: evaluating them may not end, and
-    comparing them as floats is wrong."""
-    towers = len(re.findall(r"\^", text)) >= 3 or bool(re.search(r"\^\s*\{?\s*\d+\s*\^", text))
-    return towers or "!" in text.replace("\\!", "") or bool(re.search(r"\d{40}", text))
+def _in_order(wanted: list[str], got: list[str], percent: bool) -> bool:
+    return len(wanted) == len(got) and all(
+        _same(w, g, percent)[0] is True for w, g in zip(wanted, got)
+    )
 
 
-def _library(gold: str, answer: str) -> Verdict:
-    from math_verify import parse, verify
+@functools.lru_cache(maxsize=4096)
+def _parse(text: str) -> tuple:
+    from math_verify import parse
 
     # No time-outs inside: they use SIGALRM; the pool kills a worker that takes too long.
-    wanted = parse(f"${_plain(gold)}$", parsing_timeout=None)
+    return tuple(parse(f"${text}$", parsing_timeout=None) or parse(text, parsing_timeout=None))
+
+
+def _library(gold: str, answer: str) -> tuple[bool | None, str]:
+    from math_verify import verify
+
+    wanted, got = _parse(gold), _parse(answer)
     if not wanted:
-        return Verdict(None, answer, f"the gold answer {gold[:80]!r} cannot be parsed")
-    got = parse(f"${_plain(answer)}$", parsing_timeout=None) or parse(answer, parsing_timeout=None)
+        return None, f"the gold answer {gold[:80]!r} cannot be parsed"
     if not got:
-        return Verdict(False, answer, "the answer cannot be parsed")
-    same = bool(verify(wanted, got, timeout_seconds=None))
+        return False, "the answer cannot be parsed"
+    same = bool(verify(list(wanted), list(got), timeout_seconds=None))
     if same and _numerically_apart(wanted, got):
-        return Verdict(False, answer, "math-verify accepted two different values")
-    return Verdict(same, answer, "math-verify")
+        return False, "math-verify accepted two different values"
+    return same, "math-verify"
 
 
-def _numerically_apart(wanted: list, got: list) -> bool:
-    """Whether all parsed forms of the two are numbers of clearly different value.
+def _numerically_apart(wanted: tuple, got: tuple) -> bool:
+    """Whether all parsed forms of the two are numbers of different value.
 
     math-verify takes e as a free symbol in some forms and then accepts 1 − 1/e for 1 + 1/e.
     """
+    pairs = [(w, g) for w in _numbers(wanted) for g in _numbers(got)]
+    return bool(pairs) and all(_apart(w, g) for w, g in pairs)
+
+
+def _numbers(forms: tuple) -> list:
     import sympy
 
-    def values(forms: list) -> list[complex]:
-        symbols = {sympy.Symbol("e"): sympy.E, sympy.Symbol("pi"): sympy.pi}
-        numbers = []
-        for form in forms:
-            if isinstance(form, sympy.Expr):
-                value = form.subs(symbols)
-                if value.is_number:
-                    numbers.append(complex(value.evalf(30)))
-        return numbers
+    symbols = {sympy.Symbol("e"): sympy.E, sympy.Symbol("pi"): sympy.pi}
+    expressions = [f.subs(symbols).doit() for f in forms if isinstance(f, sympy.Expr)]
+    return [e for e in expressions if e.is_number and e.is_finite]
 
-    pairs = [(w, g) for w in values(wanted) for g in values(got)]
-    return bool(pairs) and all(abs(w - g) > 1e-6 * max(1.0, abs(w)) for w, g in pairs)
+
+def _apart(wanted, got) -> bool:
+    if wanted.is_Rational and got.is_Rational:
+        return wanted != got
+    gap = abs((wanted - got).evalf(30))
+    return bool(gap > _TOLERANCE * max(abs(wanted.evalf(30)), abs(got.evalf(30))))

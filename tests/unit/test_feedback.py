@@ -7,16 +7,21 @@ import json
 import os
 import signal
 import time
+from fractions import Fraction
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from megatron_cgrpo.config.errors import ConfigError
 from megatron_cgrpo.config.schema import Feedback
 from megatron_cgrpo.feedback.choice_verifier import extract_choice, verify_choice
 from megatron_cgrpo.feedback.critics import make_critic
 from megatron_cgrpo.feedback.grade import grade_file
-from megatron_cgrpo.feedback.math_verifier import extract_answer, rational, verify_math
+from megatron_cgrpo.feedback.math_forms import rational
+from megatron_cgrpo.feedback.math_verifier import extract_answer, unreadable_gold, verify_math
 from megatron_cgrpo.feedback.pool import VerifierPool
+from megatron_cgrpo.feedback.rewritings import rewritings
 from megatron_cgrpo.feedback.text import boxes, without_thinking
 from megatron_cgrpo.types import Completion, Problem, Sample, Verdict
 
@@ -69,6 +74,47 @@ WRONG = [
     ("3", r"<think>\boxed{3}</think> The answer is 4."),
 ]
 
+# What a library that compares floats, truncates, or reads only what it knows gets wrong.
+RIGHT += [
+    (r"\frac{8}{3}", r"\boxed{2\frac{2}{3}}"),
+    (r"\frac{270}7\text{ degrees}", r"\boxed{\frac{270}{7}^\circ}"),
+    (r"1, 2, \ldots, 10", r"\boxed{1,2,\dots,10}"),
+    ("2 and 3", r"\boxed{3, 2}"),
+    ("2,3", r"The answer is $x=3$ or $x=2$."),
+    (r"\{1, 2\}", r"\boxed{2,1}"),
+    ("y = 2x + 3", r"\boxed{y=3+2x}"),
+    ("1.2e-3", r"\boxed{1.2 \times 10^{-3}}"),
+    (r"6 \cdot 10^{23}", r"\boxed{6\times10^{23}}"),
+    (r"5.4 \text{ cents}", r"\boxed{5.4}"),
+    (r"864 \mbox{ inches}^2", r"\boxed{864}"),
+    (r"\$32,\!348", r"\boxed{\$32{,}348}"),
+    ("-1./3", r"\boxed{-\tfrac13}"),
+    (r"2^{100}", r"\boxed{1267650600228229401496703205376}"),
+    (r"(3, 4]", r"\boxed{\left(3,\, 4\right]}"),
+    ("1,000,000", r"\boxed{10^6}"),
+    ("x^5 - x^4 + x^3 - x^2", r"\boxed{-x^4+x^5-x^2+x^3}"),
+    ("−7", r"\boxed{-7}"),
+]
+WRONG += [
+    ("10^{-7}", r"\boxed{2 \times 10^{-7}}"),
+    ("2^{100}", r"\boxed{2^{100}+1}"),
+    ("10^{400}", r"\boxed{10^{400}+1}"),
+    (r"\sqrt{10^{-14}}", r"\boxed{\sqrt{2}\cdot 10^{-7}}"),
+    (r"\frac{8}{3}", r"\boxed{2}"),
+    (r"1, 2, \ldots, 10", r"\boxed{1,2,\dots,9}"),
+    (r"1, 2, \ldots, 10", r"\boxed{1, 2}"),
+    ("2,3", r"\boxed{2}"),
+    ("2", r"\boxed{2, 3}"),
+    ("2 and 3", r"\boxed{2, 3, 4}"),
+    ("y = 2x + 3", r"\boxed{y = 2x + 4}"),
+    ("[0,1)", r"\boxed{(0,1)}"),
+    ("(1,2)", r"\boxed{(2,1)}"),
+    (r"5 \text{ cm}", r"\boxed{5 \text{ km}}"),
+    ("3", r"\boxed{3 million}"),
+    ("10", r"\boxed{10\%}"),
+    ("5", r"\boxed{5 choose 2}"),
+]
+
 
 @pytest.mark.parametrize(("gold", "response"), RIGHT)
 def test_right_answers(gold, response):
@@ -78,6 +124,27 @@ def test_right_answers(gold, response):
 @pytest.mark.parametrize(("gold", "response"), WRONG)
 def test_wrong_answers(gold, response):
     assert verify_math(problem(gold), response).correct is False
+
+
+def test_a_percent_sign_may_be_left_out_where_it_is_asked_for():
+    asked = ({"role": "user", "content": "What percent of the apples are red?"},)
+    for gold, response in (("10", r"\boxed{10\%}"), (r"10\%", "10"), (r"10\%", r"\boxed{0.1}")):
+        assert verify_math(Problem("p", asked, gold), response).correct is True
+    assert verify_math(Problem("p", asked, "0.5"), r"\boxed{5\%}").correct is False
+
+
+@pytest.mark.parametrize("gold", ["", "\\frac{1}{", "x" * 500, "2, \\frac{1}{"])
+def test_unreadable_golds(gold):
+    assert unreadable_gold(gold) is not None
+
+
+@given(st.fractions(max_denominator=500), st.integers(1, 6))
+def test_every_rewriting_of_a_rational_number_is_right_and_its_neighbour_wrong(value, shift):
+    gold = str(value)
+    for name, response in rewritings(gold).items():
+        assert verify_math(problem(gold), response).correct is True, (name, response)
+    for name, response in rewritings(str(value + Fraction(1, 10**shift))).items():
+        assert verify_math(problem(gold), response).correct is False, (name, response)
 
 
 def test_empty_gold_is_not_scored():
