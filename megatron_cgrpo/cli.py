@@ -35,6 +35,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     grade.add_argument("--workers", type=int, default=os.cpu_count())
     grade.set_defaults(run=_grade)
 
+    data = commands.add_parser("data", help="look at problem files")
+    checks = data.add_subparsers(required=True, metavar="ACTION")
+    check = checks.add_parser("check", help="can every gold answer be judged against?")
+    check.add_argument("file", type=Path, help="problems, .jsonl or .parquet")
+    check.add_argument("--kind", default="math", help="verifier of records that name none")
+    check.add_argument("--question", nargs="*", default=[], help="field(s) of the question")
+    check.add_argument("--answer", help="field of the gold answer")
+    check.add_argument("--id", help="field of the problem's name")
+    check.add_argument("--workers", type=int, default=os.cpu_count())
+    check.set_defaults(run=_check_data)
+
     convert = commands.add_parser("convert", help="checkpoints between Hugging Face and Megatron")
     tools = ("hf_to_megatron", "megatron_to_hf", "verify", "inspect")
     convert.add_argument("tool", choices=tools)
@@ -97,6 +108,16 @@ def _grade(args: argparse.Namespace) -> int:
     counts = grade_file(args.file, args.out, Feedback(workers=args.workers))
     print(", ".join(f"{n} {what}" for what, n in counts.items()))
     return 0
+
+
+def _check_data(args: argparse.Namespace) -> int:
+    from megatron_cgrpo.config.schema import Feedback, Fields
+    from megatron_cgrpo.data.problems import load_problems
+    from megatron_cgrpo.feedback.grade import check_problems
+
+    fields = Fields(question=tuple(args.question), answer=args.answer, id=args.id)
+    problems = load_problems(args.file, fields, args.kind)
+    return check_problems(problems, Feedback(workers=args.workers))
 
 
 def _convert(args: argparse.Namespace) -> int:

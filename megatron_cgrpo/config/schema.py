@@ -271,6 +271,9 @@ class Data(Section):
     """Multiple choice: shuffle the options of each problem (fixed by its id)."""
     limit: Positive | None = None
     """Use only the first so many problems of the file."""
+    check_golds: bool = True
+    """Exclude problems whose gold answer the verifier cannot read (they are named in
+    `excluded.jsonl`); code: whose tests do not run, or fail the reference solution."""
     shuffle: bool = True
     """Visit problems in a random order, anew each epoch (fixed by `run.seed`)."""
 
@@ -295,6 +298,10 @@ class Feedback(Section):
     """A verdict that takes longer: the process is killed and the verdict is `on_failure`."""
     memory_mib: Positive = 2048
     """Address space that a verifier may add to what it starts with."""
+    code_timeout_s: Annotated[float, Field(gt=0)] = 5.0
+    """Wall-clock and CPU seconds of a program under test; at most 0.8 `timeout_s` is used."""
+    code_memory_mib: Positive = 1024
+    """Address space of a program under test."""
     on_failure: Literal["wrong", "invalid"] = "wrong"
     """Verdict when a verifier was killed or failed: wrong, or invalid (the sample is left out and
     counted)."""

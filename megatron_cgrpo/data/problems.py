@@ -9,6 +9,7 @@ from typing import Any
 
 from megatron_cgrpo.config.schema import Fields
 from megatron_cgrpo.data.choices import OPTION_FIELDS, lettered
+from megatron_cgrpo.data.programs import program_problem
 from megatron_cgrpo.types import Problem
 
 QUESTION_FIELDS = (
@@ -20,7 +21,7 @@ QUESTION_FIELDS = (
     ("prompt",),
 )
 ANSWER_FIELDS = ("answer", "Answer", "target", "final_answer", "solution", "label")
-ID_FIELDS = ("id", "ID", "idx", "unique_id")
+ID_FIELDS = ("id", "ID", "idx", "unique_id", "task_id", "question_id")
 
 
 class DataError(ValueError):
@@ -36,7 +37,8 @@ def load_problems(
 ) -> list[Problem]:
     """Problems of a .jsonl or .parquet file, in its order.
 
-    Records of kind `choice` with `options` get lettered ones, shuffled by the problem's id.
+    Records of kind `choice` with `options` get lettered ones, shuffled by the problem's id;
+    records of kind `code` are in HumanEval's or MBPP's form (`data.programs`).
 
     Raises:
         DataError: missing file, unknown suffix, a line that does not parse (its number is named),
@@ -100,6 +102,16 @@ def _problem(
     fallback_id: str,
     shuffle_options: bool,
 ) -> Problem:
+    id_field = fields.id or next((f for f in ID_FIELDS if f in row), None)
+    name = str(row[id_field]) if id_field and row.get(id_field) is not None else fallback_id
+    kind, meta = str(row.get("kind", kind)), dict(row.get("meta") or {})
+    if kind == "code" and "messages" not in row and not fields.question:
+        try:
+            question, answer, tests = program_problem(row, where)
+        except ValueError as e:
+            raise DataError(str(e)) from e
+        user = {"role": "user", "content": question}
+        return Problem(name, (user,), answer, kind, meta | tests)
     messages = row.get("messages")
     if messages is None or fields.question:
         messages = ({"role": "user", "content": _question(row, fields, where)},)
@@ -109,9 +121,6 @@ def _problem(
             f"{where} has no answer; its fields are {sorted(row)}: name one with data.fields.answer"
         )
     answer = row[answer_field]
-    id_field = fields.id or next((f for f in ID_FIELDS if f in row), None)
-    name = str(row[id_field]) if id_field and row.get(id_field) is not None else fallback_id
-    kind, meta = str(row.get("kind", kind)), dict(row.get("meta") or {})
     options = next((row[f] for f in OPTION_FIELDS if row.get(f)), None)
     if kind == "choice" and options is not None:
         seed = name if shuffle_options else None

@@ -16,6 +16,7 @@ _STATED = re.compile(
     + _DECORATION
     + r"([A-J])(?![A-Za-z0-9'’])"
 )
+_PRONOUN_GOES_ON = re.compile(r"\s+(?!(?:because|since|as|so|and|with)\b)[a-z]")
 _ALONE = re.compile(r"^[\s*_(\[]*([A-J])[\s*_)\].:]*$", re.MULTILINE)
 _IN_BOX = re.compile(_DECORATION + r"([A-J])(?:[\s)\]}.:*$].*)?", re.DOTALL)
 
@@ -25,13 +26,26 @@ def verify_choice(problem: Problem, response: str) -> Verdict:
 
     The gold answer is a letter. Nothing is guessed from letters inside sentences.
     """
-    gold = problem.answer.strip().strip("().").upper()
-    if len(gold) != 1 or gold not in LETTERS:
-        return Verdict(None, None, f"the gold answer {problem.answer[:40]!r} is not a letter A–J")
+    unreadable = unreadable_letter(problem.answer)
+    if unreadable:
+        return Verdict(None, None, f"the gold answer cannot be used: {unreadable}")
+    gold = _letter(problem.answer)
     letter = extract_choice(response)
     if letter is None:
         return Verdict(False, None, "no choice is stated")
     return Verdict(letter == gold, letter, "the last stated choice")
+
+
+def _letter(answer: str) -> str:
+    return answer.strip().strip("().").upper()
+
+
+def unreadable_letter(answer: str) -> str | None:
+    """Why a gold answer is no option's letter; None for one that is."""
+    letter = _letter(answer)
+    if len(letter) == 1 and letter in LETTERS:
+        return None
+    return f"{answer[:40]!r} is not a letter A–J"
 
 
 def extract_choice(response: str) -> str | None:
@@ -44,7 +58,7 @@ def extract_choice(response: str) -> str | None:
             found.append((at, inside[1]))
     for m in _STATED.finditer(text):
         # "the answer is I think …": a pronoun, not the ninth option.
-        if m[1] == "I" and re.match(r"\s+[a-z]", text[m.end() :]):
+        if m[1] == "I" and _PRONOUN_GOES_ON.match(text, m.end()):
             continue
         found.append((m.start(), m[1]))
     found += [(m.start(), m[1]) for m in _ALONE.finditer(text)]

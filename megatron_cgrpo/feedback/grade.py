@@ -1,16 +1,19 @@
-"""`cgrpo grade`: verdicts on a file of responses, with the verifiers of training."""
+"""`cgrpo grade` and `cgrpo data check`: the verifiers of training on files."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
+from rich.table import Table
 
 from megatron_cgrpo.config.schema import Feedback
+from megatron_cgrpo.feedback.golds import GoldReport, check_golds
 from megatron_cgrpo.feedback.pool import VerifierPool
 from megatron_cgrpo.types import Problem, Verdict
 
@@ -74,5 +77,40 @@ async def _grade(rows: list[dict[str, Any]], options: Feedback) -> tuple[list[Ve
                 return verdict
 
             return list(await asyncio.gather(*map(one, rows))), pool.killed
+    finally:
+        await pool.close()
+
+
+def check_problems(problems: Sequence[Problem], options: Feedback) -> int:
+    """Print how many gold answers the verifier reads, finds equal to themselves, and to ten
+    rewritings of the same value; exceptions by id.
+
+    Returns:
+        0 without an exception, else 1.
+
+    Raises:
+        ConfigError: a kind without a verifier.
+    """
+    report = asyncio.run(_check(problems, options))
+    table = Table(title=f"{report.problems} gold answers")
+    for column in ("stated", "right", "tried"):
+        table.add_column(column, justify="left" if column == "stated" else "right")
+    for form, tried in report.tried.items():
+        table.add_row(form, str(report.right[form]), str(tried))
+    console = Console(soft_wrap=True)
+    console.print(table)
+    for name, form, reason in report.exceptions:
+        console.print(f"{name}: {form}: {reason}", markup=False, highlight=False)
+    found = len({name for name, _, _ in report.exceptions})
+    console.print(f"{found} problems with exceptions" if found else "no exceptions")
+    return 1 if found else 0
+
+
+async def _check(problems: Sequence[Problem], options: Feedback) -> GoldReport:
+    pool = VerifierPool(options, {p.kind for p in problems})
+    try:
+        with Progress(console=Console(stderr=True)) as progress:
+            task = progress.add_task("checking", total=len(problems))
+            return await check_golds(pool, problems, lambda: progress.advance(task))
     finally:
         await pool.close()

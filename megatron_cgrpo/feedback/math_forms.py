@@ -65,10 +65,11 @@ _UNIT_NAMES = {
     for name in names.split()
 }
 # Words behind a number that change its value.
-_NO_UNITS = set(
-    "sqrt sin cos tan log ln exp pi choose mod over times and or plus minus squared cubed factorial "
-    "half thirds quarters dozen hundred thousand million billion trillion percent".split()
-)
+_NO_UNITS = {
+    *("sqrt", "sin", "cos", "tan", "log", "ln", "exp", "pi", "choose", "mod", "over", "times"),
+    *("and", "or", "plus", "minus", "squared", "cubed", "factorial", "half", "thirds", "quarters"),
+    *("dozen", "hundred", "thousand", "million", "billion", "trillion", "percent"),
+}
 _OPEN, _CLOSE = "([{", ")]}"
 
 

@@ -24,8 +24,6 @@ from megatron_cgrpo.feedback.text import boxes, without_thinking
 from megatron_cgrpo.types import Problem, Verdict
 
 MAX_ANSWER = 400
-# Numbers that are no fractions agree to this relative accuracy or are different.
-_TOLERANCE = 1e-6
 
 _MARKED = re.compile(r"\banswer\b[\s*_]*(?:is|[:=])[\s*_:]*([^\n]+)", re.IGNORECASE)
 # Where a stated answer ends: at a sentence's end or at a reason.
@@ -172,36 +170,16 @@ def _parse(text: str) -> tuple:
 def _library(gold: str, answer: str) -> tuple[bool | None, str]:
     from math_verify import verify
 
+    from megatron_cgrpo.feedback.math_values import accepted_wrongly, clearly_different
+
     wanted, got = _parse(gold), _parse(answer)
     if not wanted:
         return None, f"the gold answer {gold[:80]!r} cannot be parsed"
     if not got:
         return False, "the answer cannot be parsed"
+    if clearly_different(wanted, got):
+        return False, "different in value at a point"
     same = bool(verify(list(wanted), list(got), timeout_seconds=None))
-    if same and _numerically_apart(wanted, got):
+    if same and accepted_wrongly(wanted, got):
         return False, "math-verify accepted two different values"
     return same, "math-verify"
-
-
-def _numerically_apart(wanted: tuple, got: tuple) -> bool:
-    """Whether all parsed forms of the two are numbers of different value.
-
-    math-verify takes e as a free symbol in some forms and then accepts 1 − 1/e for 1 + 1/e.
-    """
-    pairs = [(w, g) for w in _numbers(wanted) for g in _numbers(got)]
-    return bool(pairs) and all(_apart(w, g) for w, g in pairs)
-
-
-def _numbers(forms: tuple) -> list:
-    import sympy
-
-    symbols = {sympy.Symbol("e"): sympy.E, sympy.Symbol("pi"): sympy.pi}
-    expressions = [f.subs(symbols).doit() for f in forms if isinstance(f, sympy.Expr)]
-    return [e for e in expressions if e.is_number and e.is_finite]
-
-
-def _apart(wanted, got) -> bool:
-    if wanted.is_Rational and got.is_Rational:
-        return wanted != got
-    gap = abs((wanted - got).evalf(30))
-    return bool(gap > _TOLERANCE * max(abs(wanted.evalf(30)), abs(got.evalf(30))))

@@ -23,7 +23,7 @@ class VerifierPool:
     """
 
     def __init__(self, options: Feedback, kinds: set[str]) -> None:
-        check_kinds(kinds, options.verifiers)
+        check_kinds(kinds, options)
         self._options, self._kinds = options, sorted(kinds)
         self._idle: asyncio.Queue[asyncio.subprocess.Process | None] = asyncio.Queue()
         self._all: set[asyncio.subprocess.Process] = set()
@@ -33,6 +33,19 @@ class VerifierPool:
 
     async def grade(self, problem: Problem, response: str) -> Verdict:
         """The verdict on a response; within `timeout_s` of a worker's time, whatever it holds."""
+        reply = await self._job(problem, response)
+        if "failed" in reply:
+            wrong = self._options.on_failure == "wrong"
+            return Verdict(False if wrong else None, None, reply["failed"])
+        return Verdict(**reply)
+
+    async def unusable_gold(self, problem: Problem) -> str | None:
+        """Why the gold answer of a problem cannot be judged against; None for a usable one."""
+        reply = await self._job(problem, None)
+        return reply["failed"] if "failed" in reply else reply["gold"]
+
+    async def _job(self, problem: Problem, response: str | None) -> dict:
+        """A worker's reply; {"failed": reason} when it raised, was killed or died."""
         worker = await self._idle.get()
         try:
             if worker is None:
@@ -42,18 +55,14 @@ class VerifierPool:
                 line = await asyncio.wait_for(self._ask(worker, job), self._options.timeout_s)
                 if not line:
                     raise ConnectionResetError
-                reply = json.loads(line)
-                if "failed" in reply:
-                    return self._no_verdict(reply["failed"])
-                return Verdict(**reply)
+                return json.loads(line)
             except (TimeoutError, ConnectionError) as e:
                 await self._kill(worker)
                 worker = None
                 self.killed += 1
                 slow = isinstance(e, TimeoutError)
-                return self._no_verdict(
-                    f"over {self._options.timeout_s} s" if slow else "the verifier died"
-                )
+                reason = f"over {self._options.timeout_s} s" if slow else "the verifier died"
+                return {"failed": reason}
         except BaseException:
             if worker is not None:
                 await self._kill(worker)
@@ -68,16 +77,13 @@ class VerifierPool:
         await worker.stdin.drain()
         return await worker.stdout.readline()
 
-    def _no_verdict(self, reason: str) -> Verdict:
-        return Verdict(False if self._options.on_failure == "wrong" else None, None, reason)
-
     async def _start(self) -> asyncio.subprocess.Process:
         worker = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             "megatron_cgrpo.feedback.worker",
-            str(self._options.memory_mib),
-            json.dumps({k: self._options.verifiers.get(k) for k in self._kinds}),
+            self._options.model_dump_json(),
+            json.dumps(self._kinds),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
@@ -94,7 +100,7 @@ class VerifierPool:
             await self._kill(worker)
             raise RuntimeError(
                 "a verifier process did not start; run `python -m megatron_cgrpo.feedback.worker "
-                f"{self._options.memory_mib} KINDS` to see why (kinds: {self._kinds})"
+                f"OPTIONS KINDS` to see why (kinds: {self._kinds})"
             )
         return worker
 

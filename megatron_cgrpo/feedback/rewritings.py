@@ -7,19 +7,28 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from megatron_cgrpo.feedback.math_forms import rational
+from megatron_cgrpo.types import Problem
 
 # Twelve digits are more than a response writes out.
 _LONGEST = 12
 
 
-def rewritings(answer: str) -> dict[str, str]:
-    """Name → response that states `answer` in another form of the same value.
+def restate(problem: Problem) -> str | None:
+    """A response that states the gold answer as it is; None for kinds without a final answer."""
+    if problem.kind == "code":
+        reference = problem.meta.get("reference")
+        return f"```python\n{reference}\n```" if reference else None
+    return _box(problem.answer) if problem.kind in _FORMS else None
+
+
+def rewritings(problem: Problem) -> dict[str, str]:
+    """Name → response that states the gold answer in another form of the same value.
 
     A form that does not apply to this answer (thousands separators in `x^2`) is left out.
     """
     out = {}
-    for name, rewrite in _FORMS.items():
-        response = rewrite(answer.strip())
+    for name, rewrite in _FORMS.get(problem.kind, {}).items():
+        response = rewrite(problem.answer.strip())
         if response is not None:
             out[name] = response
     return out
@@ -87,7 +96,25 @@ def _plain_number(answer: str) -> bool:
     return re.fullmatch(r"-?\d[\d,]*(\.\d+)?", answer) is not None
 
 
-_FORMS: dict[str, Callable[[str], str | None]] = {
+_CHOICE: dict[str, Callable[[str], str | None]] = {
+    "text in the box": lambda a: _box(f"\\text{{{a}}}"),
+    "brackets in the box": lambda a: _box(f"({a})"),
+    "bold line": lambda a: f"Eliminating the others.\n\n**Answer: {a}**",
+    "answer line": lambda a: f"Eliminating the others.\n\nAnswer: {a}",
+    "sentence": lambda a: f"So the correct answer is {a}.",
+    "sentence with a reason": lambda a: f"The answer is {a} because I computed it twice.",
+    "brackets": lambda a: f"The answer is ({a}).",
+    "after another": lambda a: f"First I said the answer is {_other(a)}. No: the answer is {a}.",
+    "alone": lambda a: f"Going through them one by one.\n{a}",
+    "math font": lambda a: f"My choice would be $\\mathbf{{{a}}}$",
+}
+
+
+def _other(letter: str) -> str:
+    return "B" if letter == "A" else "A"
+
+
+_MATH: dict[str, Callable[[str], str | None]] = {
     "dollars in the box": lambda a: _box(f"${_undelimited(a)}$"),
     "dfrac for frac": _replaced(r"\\frac", r"\\dfrac"),
     "spaces": _spaced,
@@ -99,3 +126,5 @@ _FORMS: dict[str, Callable[[str], str | None]] = {
     "stated twice": lambda a: f"So \\boxed{{{a}}}. Checking: yes, \\boxed{{{a}}}.",
     "sentence": lambda a: f"Therefore the final answer is ${_undelimited(a)}$.",
 }
+
+_FORMS = {"math": _MATH, "choice": _CHOICE}

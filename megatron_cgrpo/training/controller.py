@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 from rich.progress import Progress
 
+from megatron_cgrpo.config.errors import ConfigError
 from megatron_cgrpo.config.schema import Config
 from megatron_cgrpo.data.problems import load_problems
 from megatron_cgrpo.data.prompts import (
@@ -16,12 +18,18 @@ from megatron_cgrpo.data.prompts import (
 )
 from megatron_cgrpo.data.sampler import ProblemSampler
 from megatron_cgrpo.feedback.critics import make_critic
+from megatron_cgrpo.feedback.golds import unusable_golds
 from megatron_cgrpo.feedback.pool import VerifierPool
+from megatron_cgrpo.feedback.sandbox import not_isolated
 from megatron_cgrpo.rollout.fleet import EngineFleet
 from megatron_cgrpo.rollout.pipeline import RolloutCounts, RolloutPipeline
 from megatron_cgrpo.training.logger import RunLogger
 from megatron_cgrpo.training.preflight import check_count
-from megatron_cgrpo.types import Group
+from megatron_cgrpo.types import Group, Problem
+
+EXCLUDED = "excluded.jsonl"
+"""File of a run with the problems that cannot be judged."""
+NAMED = 20
 
 
 class Controller:
@@ -40,25 +48,58 @@ class Controller:
         d, v, r = config.data, config.validation, config.rollout
         prompts = PromptBuilder(tokenizer, d, refine_template(config.feedback.refine_prompt))
         problems = load_problems(d.path, d.fields, d.kind, d.limit, d.shuffle_options)
-        self._problems, dropped = within_limit(problems, prompts, r.max_prompt_tokens)
-        self._validation = []
+        held_out = []
         if v.path is not None:
             held_out = load_problems(v.path, d.fields, d.kind, v.limit, d.shuffle_options)
+        kinds = {p.kind for p in problems + held_out}
+        critic = None
+        if config.algorithm.refines:
+            critic = make_critic(config.algorithm.critique, kinds)
+        self._pool = VerifierPool(config.feedback, kinds)
+        self._runner = asyncio.Runner()
+        if "code" in kinds and (reachable := not_isolated()):
+            logger.say(f"[bold red]programs under test can reach: {reachable}[/]")
+        if d.check_golds:
+            problems = self._usable(problems, d.path)
+            held_out = self._usable(held_out, v.path)
+        self._problems, dropped = within_limit(problems, prompts, r.max_prompt_tokens)
+        self._validation = []
+        if held_out:
             self._validation, more = within_limit(held_out, prompts, r.max_prompt_tokens)
             dropped += more
         if dropped:
             logger.say(f"dropped {dropped} problems with prompts over {r.max_prompt_tokens} tokens")
         check_count(config, len(self._problems))
         self.sampler = ProblemSampler(len(self._problems), config.run.seed, d.shuffle)
-        kinds = {p.kind for p, _ in self._problems + self._validation}
-        critic = None
-        if config.algorithm.refines:
-            critic = make_critic(config.algorithm.critique, kinds)
-        self._pool = VerifierPool(config.feedback, kinds)
         self.fleet = EngineFleet(config, context, logger.root)
         self._pipeline = RolloutPipeline(config, self.fleet, self._pool, critic, prompts)
-        self._runner = asyncio.Runner()
         self.fleet.start()
+
+    def _usable(self, problems: list[Problem], path: str | None) -> list[Problem]:
+        """Those whose gold answers can be judged against; the others are named.
+
+        Raises:
+            ConfigError: when none is left.
+        """
+        if not problems:
+            return []
+        with self._progress("gold answers", len(problems)) as advance:
+            unusable = self._run(unusable_golds(self._pool, problems, advance))
+        if unusable:
+            rows = [{"file": path, "id": i, "reason": why} for i, why in unusable.items()]
+            with open(self._logger.root / EXCLUDED, "a", encoding="utf-8") as f:
+                f.writelines(json.dumps(row) + "\n" for row in rows)
+            names = ", ".join(list(unusable)[:NAMED])
+            self._logger.say(
+                f"[bold red]excluded {len(unusable)} problems of {path}: their gold answers cannot "
+                f"be judged against[/] ({EXCLUDED}): {names}{' …' if len(unusable) > NAMED else ''}"
+            )
+        if len(unusable) == len(problems):
+            raise ConfigError(
+                f"no gold answer of {path} can be read by its verifier (first reason: "
+                f"{next(iter(unusable.values()))}); is data.kind right?"
+            )
+        return [p for p in problems if p.id not in unusable]
 
     def wait_ready(self) -> None:
         """Block until the servers answer."""

@@ -32,7 +32,7 @@ def preflight(config: Config) -> ModelShape:
         kinds |= {
             p.kind for p in load_problems(v.path, d.fields, d.kind, v.limit, d.shuffle_options)
         }
-    check_kinds(kinds, config.feedback.verifiers)
+    check_kinds(kinds, config.feedback)
     check_count(config, len(problems))
     if config.algorithm.refines:
         make_critic(config.algorithm.critique, kinds)
