@@ -102,7 +102,7 @@ def _dry_run(config) -> int:
 
 
 def _grade(args: argparse.Namespace) -> int:
-    from megatron_cgrpo.config.schema import Feedback
+    from megatron_cgrpo.config.feedback import Feedback
     from megatron_cgrpo.feedback.grade import grade_file
 
     counts = grade_file(args.file, args.out, Feedback(workers=args.workers))
@@ -111,7 +111,8 @@ def _grade(args: argparse.Namespace) -> int:
 
 
 def _check_data(args: argparse.Namespace) -> int:
-    from megatron_cgrpo.config.schema import Feedback, Fields
+    from megatron_cgrpo.config.feedback import Feedback
+    from megatron_cgrpo.config.schema import Fields
     from megatron_cgrpo.data.problems import load_problems
     from megatron_cgrpo.feedback.grade import check_problems
 

@@ -61,17 +61,28 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Critique:
-    """Natural-language feedback on one response."""
+    """Natural-language feedback on one response.
+
+    `says_correct` is the label that it ends in (None: no clear one). A model's critique took
+    `tokens_in` prompt tokens, `tokens_out` of its own, and `seconds` in all.
+    """
 
     kind: str
     text: str
     says_correct: bool | None = None
     critic: str = "rule"
+    tokens_in: int = 0
+    tokens_out: int = 0
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One member of a group. `parent` is the index of the initial response that it refines."""
+    """One member of a group. `parent` is the index of the initial response that it refines.
+
+    `critique` is what a refinement was given; of an initial response, what was said about it, where
+    rewards are the critic's.
+    """
 
     problem_id: str
     role: Role

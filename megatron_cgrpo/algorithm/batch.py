@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from megatron_cgrpo.config.schema import Algorithm
+from megatron_cgrpo.config.algorithm import Algorithm
 from megatron_cgrpo.types import Group
 
 

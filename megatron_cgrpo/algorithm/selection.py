@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from megatron_cgrpo.config.schema import Algorithm, BelowTrigger
+from megatron_cgrpo.config.algorithm import Algorithm, BelowTrigger
 from megatron_cgrpo.types import Sample
 
 
@@ -22,11 +22,30 @@ def trigger_fires(trigger: str | BelowTrigger, verdicts: Sequence[bool]) -> bool
     return trigger == "always" or not any(verdicts)
 
 
-def select_refinements(candidates: Sequence[Sample], options: Algorithm, seed: str) -> list[Sample]:
+def is_answer_copy(refinement: Sample, attempt: Sample, share: float) -> bool:
+    """Whether a right refinement states its answer without a derivation.
+
+    It does when fewer words stand before its answer than `share` of those in the attempt. A
+    critique that shows the gold answer invites this; there is nothing to learn from it.
+    """
+    if refinement.verdict.correct is not True:
+        return False
+    text = refinement.completion.text
+    derivation = text[: text.rindex("\\boxed")] if "\\boxed" in text else text
+    return len(derivation.split()) < share * len(attempt.completion.text.split())
+
+
+def select_refinements(
+    candidates: Sequence[Sample],
+    options: Algorithm,
+    seed: str,
+    attempts: Sequence[Sample] = (),
+) -> list[Sample]:
     """At most k = `options.refinements` of the judged candidates: right ones first, random else.
 
     Args:
         candidates: refinements of one group; those without a verdict are never kept.
+        attempts: the responses that they refine, for `options.drop_answer_copies`.
         seed: fixes the random choice; use run seed, step and problem id.
 
     Returns:
@@ -38,6 +57,9 @@ def select_refinements(candidates: Sequence[Sample], options: Algorithm, seed: s
         if s.verdict.correct is not None
         and not (options.drop_truncated_refinements and s.completion.truncated)
     ]
+    if options.drop_answer_copies:
+        share = options.answer_copy_share
+        pool = [s for s in pool if not is_answer_copy(s, attempts[s.parent], share)]
     rng = random.Random(seed)
     rng.shuffle(pool)
     pool.sort(key=lambda s: not s.verdict.correct)

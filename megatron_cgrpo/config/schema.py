@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from megatron_cgrpo.config.presets import with_preset
-
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
-Positive = Annotated[int, Field(ge=1)]
-Natural = Annotated[int, Field(ge=0)]
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, protected_namespaces=(), use_attribute_docstrings=True
-    )
+from megatron_cgrpo.config.algorithm import Algorithm
+from megatron_cgrpo.config.base import Natural, Positive, Section, Share
+from megatron_cgrpo.config.feedback import Feedback
+from megatron_cgrpo.config.training import Training
 
 
 class Run(Section):
@@ -125,75 +118,6 @@ class Optimizer(Section):
     """Distributed optimizer: state sharded over the data-parallel ranks."""
 
 
-class BelowTrigger(Section):
-    below: Share
-    """Fires when the share of right initial responses is below this."""
-
-
-class Algorithm(Section):
-    method: Literal["grpo", "dr_grpo", "critique_grpo", "resample"] = "critique_grpo"
-    """Preset that fills the keys below which are not set here."""
-    responses: Annotated[int, Field(ge=2)] = 8
-    """n, initial responses a problem."""
-    refinements: Positive = 4
-    """k < n, refinements kept when the trigger fired."""
-    trigger: Literal["all_failed", "always", "never"] | BelowTrigger = "all_failed"
-    """When a group is critiqued: no initial response right, share of right ones below x
-    (`{below: x}`), always, or never."""
-    critique: Literal["none", "indicative", "indicative_gt", "cot"] = "indicative"
-    """What the critic says: wrong; wrong and the answer; a step-by-step assessment. `none`: the
-    second attempt is sampled from the problem's own prompt."""
-    drop_truncated_refinements: bool = True
-    """Refinements cut by the token limit are not kept."""
-    gamma: Annotated[float, Field(gt=0.0)] = 0.1
-    """γ of the shaped ratio ρ = π/(π+γ) on refinement tokens."""
-    clip_low: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
-    """ε_low: ratios are clipped from below at 1 − ε_low."""
-    clip_high: Annotated[float, Field(gt=0.0)] = 0.2
-    """ε_high: ratios are clipped from above at 1 + ε_high."""
-    clip_refinements: bool = True
-    """Apply the clip of eq. 4 to ρ; it only ever zeroes gradients of negative advantages."""
-    dual_clip: Annotated[float, Field(gt=1.0)] | None = None
-    """Bound c of dual-clip PPO for negative advantages: max(min(…), c·Â)."""
-    normalize_std: bool = False
-    """Divide advantages by the standard deviation of the group's rewards (GRPO)."""
-    length_norm: Literal["none", "sequence", "token"] = "none"
-    """Weight of a token: 1/longest response allowed; 1/its response's length; 1/all tokens."""
-    kl_coef: Annotated[float, Field(ge=0.0)] = 0.0
-    """Weight of the k3 estimate of KL(policy ‖ initial policy)."""
-    entropy_coef: Annotated[float, Field(ge=0.0)] = 0.0
-    """Weight of the entropy bonus."""
-    importance_cap: Annotated[float, Field(ge=1.0)] | None = None
-    """Truncated importance weights min(π_old/π_engine, cap) on initial tokens."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _preset(cls, raw: Any) -> Any:
-        return with_preset(raw) if isinstance(raw, dict) else raw
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Algorithm:
-        if self.refines and self.refinements >= self.responses:
-            raise ValueError(
-                f"algorithm.refinements (k={self.refinements}) must be smaller than "
-                f"algorithm.responses (n={self.responses})"
-            )
-        if self.method in ("grpo", "dr_grpo") and self.refines:
-            raise ValueError(
-                f"algorithm.method={self.method} has no refinements; set trigger=never or "
-                "method=critique_grpo"
-            )
-        if self.method == "critique_grpo" and self.refines and self.critique == "none":
-            raise ValueError("critique_grpo without a critique is method=resample")
-        if self.method == "resample" and self.critique != "none":
-            raise ValueError("algorithm.method=resample takes critique=none")
-        return self
-
-    @property
-    def refines(self) -> bool:
-        return self.trigger != "never"
-
-
 class Rollout(Section):
     placement: Literal["cpu", "colocated", "split"] = "cpu"
     """cpu: no GPU; colocated: engines and trainer take turns on the same GPUs; split: own GPUs."""
@@ -291,79 +215,6 @@ class Validation(Section):
     """Sampling temperature; 0 is greedy."""
 
 
-class Feedback(Section):
-    workers: Positive = 1
-    """Verifier processes."""
-    timeout_s: Annotated[float, Field(gt=0)] = 10.0
-    """A verdict that takes longer: the process is killed and the verdict is `on_failure`."""
-    memory_mib: Positive = 2048
-    """Address space that a verifier may add to what it starts with."""
-    code_timeout_s: Annotated[float, Field(gt=0)] = 5.0
-    """Wall-clock and CPU seconds of a program under test; at most 0.8 `timeout_s` is used."""
-    code_memory_mib: Positive = 1024
-    """Address space of a program under test."""
-    on_failure: Literal["wrong", "invalid"] = "wrong"
-    """Verdict when a verifier was killed or failed: wrong, or invalid (the sample is left out and
-    counted)."""
-    verifiers: dict[str, str] = {}
-    """Verifiers of your own: problem kind → dotted path of a function
-    (Problem, response) → Verdict, run in the same killable processes."""
-    refine_prompt: str | None = None
-    """File with {question}, {response} and {critique}; default: our own prompt."""
-
-
-class Training(Section):
-    steps: Positive = 100
-    """Rollout steps."""
-    problems_per_step: Positive = 128
-    """Problems sampled per rollout step."""
-    mini_batch_problems: Positive | None = None
-    """Problems per optimizer step; default: all of a step."""
-    micro_batch_tokens: Positive = 16384
-    """Most tokens (padding included) in one forward pass of one rank."""
-    packing: Literal["auto", "packed", "padded"] = "auto"
-    """packed: sequences joined without padding; auto: packed on CUDA, padded on the CPU."""
-    measure_refinement_gradient: bool = True
-    """Also report the gradient norm that comes from refinements (a second gradient buffer)."""
-    skip_zero_advantage: bool = True
-    """Samples without a learning signal are scored but take no part in the backward pass."""
-    max_skipped_updates: Positive = 3
-    """Updates with a NaN or infinite gradient are skipped; the run stops after this many in a
-    row."""
-    resume: str = "auto"
-    """auto: continue the run directory's last complete checkpoint where there is one; never; or the
-    path of a checkpoint (`…/state/step_000010`) of any run."""
-    checkpoint_every: Natural = 0
-    """Steps between training checkpoints (weights, optimizer, schedule, data position); the last
-    step always writes one. 0: only the last."""
-    keep_checkpoints: Positive = 2
-    """Newest training checkpoints that stay, beside the one with the best validation score."""
-    background_checkpoints: bool = False
-    """Write training checkpoints in forked processes while training goes on (megatron-core's async
-    save); one is complete, and named by `latest`, some steps later."""
-    save_every: Natural = 0
-    """Steps between exports of the policy as a Hugging Face directory; the last is always
-    written."""
-    log_samples: Natural = 2
-    """Problems a step whose whole lineage goes to samples.jsonl."""
-    collective_timeout_s: Annotated[float, Field(gt=0)] = 7200.0
-    """How long ranks wait for each other (rollouts happen in between)."""
-
-    @model_validator(mode="after")
-    def _divides(self) -> Training:
-        mini = self.mini_batch_problems
-        if mini is not None and self.problems_per_step % mini:
-            raise ValueError(
-                f"training.problems_per_step={self.problems_per_step} is not a multiple of "
-                f"training.mini_batch_problems={mini}"
-            )
-        return self
-
-    @property
-    def mini_batches(self) -> int:
-        return self.problems_per_step // (self.mini_batch_problems or self.problems_per_step)
-
-
 class Wandb(Section):
     mode: Literal["offline", "online", "disabled"] = "offline"
     """offline writes into the run directory; `wandb sync` uploads it later."""
@@ -420,7 +271,27 @@ class Config(Section):
                 "validation.samples=1"
             )
         self._check_engines()
+        self._check_critic()
         return self
+
+    def _check_critic(self) -> None:
+        critic = self.feedback.critic
+        asked = self.algorithm.refines and self.algorithm.critique == "cot"
+        if asked and critic.url is None and critic.engine is None:
+            raise ValueError(
+                "algorithm.critique=cot needs a critic: set feedback.critic.url and model, or "
+                "feedback.critic.engine.path"
+            )
+        for name, engine in (
+            ("feedback.critic.engine", critic.engine),
+            ("feedback.refiner", self.feedback.refiner),
+        ):
+            on_gpus = self.rollout.placement != "cpu"
+            if engine and on_gpus and len(engine.gpus) != engine.servers * engine.tensor:
+                raise ValueError(
+                    f"{name}.gpus needs {engine.servers * engine.tensor} GPU indices "
+                    "(servers × tensor)"
+                )
 
     def _check_engines(self) -> None:
         r = self.rollout

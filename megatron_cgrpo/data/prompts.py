@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from megatron_cgrpo.config.errors import ConfigError
 from megatron_cgrpo.config.schema import Config, Data
+from megatron_cgrpo.config.templates import fill, read_template
 from megatron_cgrpo.types import Problem
 
 OMISSION = "\n[...]\n"
@@ -25,7 +26,9 @@ class PromptBuilder:
 
     def __init__(self, tokenizer, data: Data, refine_template: str) -> None:
         self._tokenizer, self._data = tokenizer, data
-        self._question = _template(data.prompt_file, ("question",)) if data.prompt_file else None
+        self._question = None
+        if data.prompt_file:
+            self._question = read_template(data.prompt_file, ("question",))
         self._refine = refine_template
         if data.template == "chat" and not getattr(tokenizer, "chat_template", None):
             raise ConfigError(
@@ -38,7 +41,7 @@ class PromptBuilder:
         messages = [dict(m) for m in problem.messages]
         if self._question is not None:
             messages[-1]["content"] = fill(self._question, question=messages[-1]["content"])
-        return self._render(messages)
+        return self.render(messages)
 
     def refinement(
         self, problem: Problem, response: str, critique: str, limit: int
@@ -76,9 +79,10 @@ class PromptBuilder:
     def _refinement(self, problem: Problem, response: str, critique: str) -> tuple[int, ...]:
         text = fill(self._refine, question=problem.question, response=response, critique=critique)
         messages = [dict(m) for m in problem.messages[:-1]]
-        return self._render([*messages, {"role": "user", "content": text}])
+        return self.render([*messages, {"role": "user", "content": text}])
 
-    def _render(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
+    def render(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
+        """Token ids of a conversation, up to where the answer begins."""
         if self._data.template == "plain":
             text = "\n\n".join(m["content"] for m in messages)
             return tuple(self._tokenizer.encode(text))
@@ -91,30 +95,6 @@ class PromptBuilder:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 
 
-def fill(template: str, **values: str) -> str:
-    """Replace {name} literally: neither template nor values are format strings (LaTeX braces)."""
-    out, rest = [], template
-    while rest:
-        hits = [(i, n) for n in values if (i := rest.find("{" + n + "}")) >= 0]
-        if not hits:
-            break
-        at, name = min(hits)
-        out += [rest[:at], values[name]]
-        rest = rest[at + len(name) + 2 :]
-    return "".join(out) + rest
-
-
-def _template(path: str | Path, names: tuple[str, ...]) -> str:
-    try:
-        text = Path(path).read_text(encoding="utf-8").rstrip("\n")
-    except OSError as e:
-        raise ConfigError(f"cannot read the prompt file {path}: {e.strerror}") from e
-    for name in names:
-        if "{" + name + "}" not in text:
-            raise ConfigError(f"the prompt file {path} lacks {{{name}}}")
-    return text
-
-
 def refine_template(path: str | None) -> str:
     """The refinement prompt of the configuration, or our own.
 
@@ -123,7 +103,7 @@ def refine_template(path: str | None) -> str:
     """
     if path is None:
         path = Path(__file__).parents[1] / "feedback" / "prompts" / "refine.txt"
-    return _template(path, ("question", "response", "critique"))
+    return read_template(path, ("question", "response", "critique"))
 
 
 def within_limit(
@@ -143,15 +123,29 @@ def within_limit(
     return kept, len(problems) - len(kept)
 
 
+def chat_renderer(tokenizer) -> Callable[[Sequence[dict[str, str]]], tuple[int, ...]]:
+    """Messages → prompt ids of another model, by its chat template or, without one, as text."""
+    template = "chat" if getattr(tokenizer, "chat_template", None) else "plain"
+    return PromptBuilder(tokenizer, Data(path="", template=template), "").render
+
+
 def load_tokenizer(config: Config):
     """The run's tokenizer.
 
     Raises:
         ConfigError: when transformers cannot load it.
     """
+    return tokenizer_in(Path(config.model.tokenizer or config.model.path))
+
+
+def tokenizer_in(source: Path):
+    """The tokenizer of a directory.
+
+    Raises:
+        ConfigError: when transformers cannot load it.
+    """
     from transformers import AutoTokenizer
 
-    source = Path(config.model.tokenizer or config.model.path)
     try:
         return AutoTokenizer.from_pretrained(source, local_files_only=True)
     except Exception as e:

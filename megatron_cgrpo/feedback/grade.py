@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from megatron_cgrpo.config.schema import Feedback
+from megatron_cgrpo.config.feedback import Feedback
 from megatron_cgrpo.feedback.golds import GoldReport, check_golds
 from megatron_cgrpo.feedback.pool import VerifierPool
 from megatron_cgrpo.types import Problem, Verdict

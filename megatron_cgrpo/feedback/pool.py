@@ -9,7 +9,7 @@ import signal
 import sys
 from dataclasses import asdict
 
-from megatron_cgrpo.config.schema import Feedback
+from megatron_cgrpo.config.feedback import Feedback
 from megatron_cgrpo.feedback.verdicts import check_kinds
 from megatron_cgrpo.types import Problem, Verdict
 

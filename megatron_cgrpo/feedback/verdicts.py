@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from megatron_cgrpo.config.errors import ConfigError
-from megatron_cgrpo.config.schema import Feedback
+from megatron_cgrpo.config.feedback import Feedback
 from megatron_cgrpo.types import Problem, Verdict
 
 

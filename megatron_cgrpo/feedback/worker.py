@@ -7,7 +7,7 @@ import os
 import resource
 import sys
 
-from megatron_cgrpo.config.schema import Feedback
+from megatron_cgrpo.config.feedback import Feedback
 from megatron_cgrpo.feedback.verdicts import Verifier, resolve
 from megatron_cgrpo.types import Problem
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from megatron_cgrpo.config.schema import Algorithm
+from megatron_cgrpo.config.algorithm import Algorithm
 from megatron_cgrpo.kernels import backend
 
 # exp(±20) is finite in float32 and its square too; no trusted update has such a ratio.

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from megatron_cgrpo.config.schema import Algorithm
+from megatron_cgrpo.config.algorithm import Algorithm
 
 BLOCK, WARPS = 128, 1
 # loss, the sums in the order of SUMS, the largest |log ratio|

@@ -25,6 +25,9 @@ from megatron_cgrpo.rollout.server import (
 )
 from megatron_cgrpo.types import Completion
 
+POLICY = "engine"
+"""Name of the fleet whose weights are trained; others keep those that they start with."""
+
 
 class PromptTooLong(ValueError):
     """Prompt and response would not fit into the engine's context."""
@@ -39,9 +42,9 @@ class EngineFleet:
     and servers started again.
     """
 
-    def __init__(self, config: Config, context: int, log_dir: Path) -> None:
+    def __init__(self, config: Config, context: int, log_dir: Path, name: str = POLICY) -> None:
         r = config.rollout
-        self.config, self.context = config, context
+        self.config, self.context, self.name = config, context, name
         self.version = 0
         self.lost = self.restarts = 0
         self.resync: Callable[[EngineServer], None] | None = None
@@ -73,7 +76,7 @@ class EngineFleet:
             token,
             server_command(self.config, self.context, port),
             server_environment(self.config, token, index),
-            log_dir / f"engine-{index}.log",
+            log_dir / f"{self.name}-{index}.log",
         )
 
     # ---------------------------------------------------------------- processes
@@ -139,7 +142,7 @@ class EngineFleet:
         server = self.servers[index]
         if server.command is None:
             raise EngineError(f"{server.url} is gone and is not ours to restart")
-        if self.config.rollout.placement == "split":
+        if self.config.rollout.placement == "split" and self.name == POLICY:
             # A new process cannot join the NCCL group of the trainer and the other engines.
             raise EngineError(f"{server.url} died; {server.tail()}")
         if self.restarts >= self.config.rollout.max_restarts:

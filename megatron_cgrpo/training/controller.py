@@ -17,12 +17,12 @@ from megatron_cgrpo.data.prompts import (
     within_limit,
 )
 from megatron_cgrpo.data.sampler import ProblemSampler
-from megatron_cgrpo.feedback.critics import make_critic
 from megatron_cgrpo.feedback.golds import unusable_golds
 from megatron_cgrpo.feedback.pool import VerifierPool
 from megatron_cgrpo.feedback.sandbox import not_isolated
 from megatron_cgrpo.rollout.fleet import EngineFleet
 from megatron_cgrpo.rollout.pipeline import RolloutCounts, RolloutPipeline
+from megatron_cgrpo.training.feedback import FeedbackStaff
 from megatron_cgrpo.training.logger import RunLogger
 from megatron_cgrpo.training.preflight import check_count
 from megatron_cgrpo.types import Group, Problem
@@ -52,9 +52,6 @@ class Controller:
         if v.path is not None:
             held_out = load_problems(v.path, d.fields, d.kind, v.limit, d.shuffle_options)
         kinds = {p.kind for p in problems + held_out}
-        critic = None
-        if config.algorithm.refines:
-            critic = make_critic(config.algorithm.critique, kinds)
         self._pool = VerifierPool(config.feedback, kinds)
         self._runner = asyncio.Runner()
         if "code" in kinds and (reachable := not_isolated()):
@@ -72,8 +69,18 @@ class Controller:
         check_count(config, len(self._problems))
         self.sampler = ProblemSampler(len(self._problems), config.run.seed, d.shuffle)
         self.fleet = EngineFleet(config, context, logger.root)
-        self._pipeline = RolloutPipeline(config, self.fleet, self._pool, critic, prompts)
-        self.fleet.start()
+        self._staff = FeedbackStaff(
+            config, kinds, self.fleet, prompts, logger.root, self._say_warning
+        )
+        self._pipeline = RolloutPipeline(
+            config, self.fleet, self._pool, self._staff.critic, prompts, self._staff.refiner
+        )
+        self._fleets = [self.fleet, *self._staff.fleets]
+        for fleet in self._fleets:
+            fleet.start()
+
+    def _say_warning(self, message: str) -> None:
+        self._logger.say(f"[bold red]{message}[/]")
 
     def _usable(self, problems: list[Problem], path: str | None) -> list[Problem]:
         """Those whose gold answers can be judged against; the others are named.
@@ -103,8 +110,9 @@ class Controller:
 
     def wait_ready(self) -> None:
         """Block until the servers answer."""
-        self.fleet.wait_ready()
-        self._runner.run(self.fleet.open())
+        for fleet in self._fleets:
+            fleet.wait_ready()
+            self._runner.run(fleet.open())
 
     def rollout(self, step: int) -> tuple[list[Group], RolloutCounts]:
         """The groups of this step.
@@ -112,6 +120,8 @@ class Controller:
         Raises:
             EngineError: when the servers cannot be kept alive.
         """
+        if self._staff.critic is not None:
+            self._staff.critic.begin_step()
         indices = self.sampler.next_batch(self.config.training.problems_per_step)
         problems = [self._problems[i] for i in indices]
         with self._progress(f"rollout {step}", len(problems)) as advance:
@@ -134,6 +144,10 @@ class Controller:
     def _progress(self, title: str, total: int):
         return _Bar(self._logger, title, total)
 
+    def critic_metrics(self) -> dict[str, float]:
+        """What the critic counted in this step."""
+        return self._staff.critic.metrics() if self._staff.critic is not None else {}
+
     @property
     def killed_verifiers(self) -> int:
         return self._pool.killed
@@ -142,10 +156,13 @@ class Controller:
         """End verifiers and servers."""
         try:
             self._runner.run(self._pool.close())
-            self._runner.run(self.fleet.close())
+            self._runner.run(self._staff.close())
+            for fleet in self._fleets:
+                self._runner.run(fleet.close())
             self._runner.close()
         finally:
-            self.fleet.stop()
+            for fleet in self._fleets:
+                fleet.stop()
 
 
 def _first(group: BaseExceptionGroup) -> BaseException:

@@ -56,9 +56,10 @@ class StopSignal:
     def __init__(self) -> None:
         self._asked = False
         for sig in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(sig, self._ask)
+            signal.signal(sig, lambda signum, frame: self.ask())
 
-    def _ask(self, signum, frame) -> None:
+    def ask(self) -> None:
+        """Ask all ranks to stop after the current step."""
         self._asked = True
 
     def agreed(self) -> bool:

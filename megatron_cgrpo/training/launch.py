@@ -21,6 +21,8 @@ from megatron_cgrpo.training.preflight import preflight
 # A step may take long, and a stop waits for its end; a second signal does not.
 SHUTDOWN_TIMEOUT_S = 24 * 3600
 RELAY_GRACE_S = 5.0
+GUARD_STOPPED = 3
+"""Exit code: nothing failed, but going on would waste time."""
 
 
 def rank_command(config: Config, root: Path) -> list[str]:
@@ -56,7 +58,8 @@ def rank_environment(config: Config) -> dict[str, str]:
 
 
 def run(config: Config) -> int:
-    """Train in child processes; returns their exit code (0: all steps done or stopped cleanly).
+    """Train in child processes; returns their exit code (0: all steps done or stopped cleanly;
+    GUARD_STOPPED: stopped, with a checkpoint, by `training.guards`).
 
     The first Ctrl-C or SIGTERM asks for a stop after the current step, the second kills.
 
@@ -103,7 +106,8 @@ def run(config: Config) -> int:
             child.kill()
     # torchrun's agent reports the signal that it was sent as a failure.
     if (root / STOPPED).exists():
-        return 0
+        _, _, guard = (root / STOPPED).read_text().partition("\n")
+        return GUARD_STOPPED if guard else 0
     if code:
         print(f"all that the ranks said: {root / 'stderr.log'}", file=sys.stderr, flush=True)
     return code

@@ -20,6 +20,7 @@ from megatron_cgrpo.policy.states import STATES, VALIDATION, read_run_state
 from megatron_cgrpo.training.controller import Controller
 from megatron_cgrpo.training.exchange import StopSignal, share_batch, share_error
 from megatron_cgrpo.training.exporter import Exporter
+from megatron_cgrpo.training.guards import Watch
 from megatron_cgrpo.training.logger import STOPPED, RunLogger, resume_from, step_line
 from megatron_cgrpo.training.metrics import lineages, rollout_metrics, update_metrics
 
@@ -66,6 +67,8 @@ class Session:
         self._step_start = time.perf_counter()
         self.sync = None
         self._accuracy: float | None = None
+        self._watch = Watch(config.training.guards)
+        self._guard: str | None = None
         self._exporter: Exporter | None = None
         self.logger: RunLogger | None = None
         self.controller: Controller | None = None
@@ -198,9 +201,9 @@ class Session:
             self._push = self.sync.push(self.version)
 
     def mark_stopped(self, step: int) -> None:
-        """Tell whoever started the run that it was stopped and is complete up to here."""
+        """Tell whoever started the run that it was stopped, is complete up to here, and why."""
         if self.logger is not None:
-            (self.root / STOPPED).write_text(f"{step}\n")
+            (self.root / STOPPED).write_text(f"{step}\n{self._guard or ''}")
 
     def report(self, step: int, values: dict[str, float]) -> None:
         """Write this step's metrics."""
@@ -222,10 +225,17 @@ class Session:
             "engine/lost_requests": fleet.lost,
             "engine/restarts": fleet.restarts,
             "verifier/killed": self.controller.killed_verifiers,
+            **self.controller.critic_metrics(),
         }
         self._times = {}
         self.logger.step(step, row)
         self.logger.say(step_line(step, self.config.training.steps, row))
+        warnings, self._guard = self._watch.check(values)
+        for warning in warnings:
+            self._say_error(warning)
+        if self._guard is not None:
+            self._say_error(f"stopping: {self._guard}")
+            self.stop.ask()
 
     def validate(self, step: int, last: bool = False) -> None:
         """Score the validation problems at step 0, every N steps and at the end."""

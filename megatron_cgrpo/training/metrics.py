@@ -9,6 +9,11 @@ from megatron_cgrpo.rollout.pipeline import RolloutCounts
 from megatron_cgrpo.types import Group, Sample
 
 
+def per(value: float, count: float) -> float:
+    """A share; 0 of nothing."""
+    return value / count if count else 0.0
+
+
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
@@ -32,10 +37,32 @@ def rollout_metrics(groups: Sequence[Group], counts: RolloutCounts) -> dict[str,
         "samples/unjudged": counts.unjudged,
         "samples/shortened_responses": counts.shortened_responses,
         "samples/refinements_not_fitting": counts.refinements_not_fitting,
+        "samples/without_critique": counts.without_critique,
+        "samples/answer_copies": per(counts.answer_copies, counts.right_refinements),
         "length/initial": _mean([len(s.completion.token_ids) for s in initial]),
         "length/refined": _mean([len(s.completion.token_ids) for s in refined]),
         "truncated/initial": _mean([float(s.completion.truncated) for s in initial]),
         "truncated/refined": _mean([float(s.completion.truncated) for s in refined]),
+        **agreement_metrics(counts),
+    }
+
+
+def agreement_metrics(counts: RolloutCounts) -> dict[str, float]:
+    """Critic × verifier: how often a critic that judges by itself says what the rule says."""
+    if not counts.agreement:
+        return {}
+    names = {True: "right", False: "wrong", None: "nothing"}
+    matrix = {
+        f"critic/says_{names[said]}_rule_says_{names[rule]}": counts.agreement[said, rule]
+        for said in names
+        for rule in names
+    }
+    both = {k: n for k, n in counts.agreement.items() if None not in k}
+    agreed = sum(n for (said, rule), n in both.items() if said == rule)
+    return {
+        **matrix,
+        "critic/agreement": per(agreed, sum(both.values())),
+        "critic/labels_from_rule": counts.labels_from_rule,
     }
 
 
@@ -45,9 +72,6 @@ def update_metrics(score: ScoreResult, updates: Sequence[UpdateResult]) -> dict[
     total = {k: sum(u.sums[k] for u in updates) for k in updates[0].sums}
     taken = [u for u in updates if u.grad_norm > 0]
     refinement_norms = [u.refinement_grad_norm for u in taken if u.refinement_grad_norm is not None]
-
-    def per(value: float, count: float) -> float:
-        return value / count if count else 0.0
 
     return {
         "policy/entropy": per(s["entropy"], s["tokens"]),
@@ -69,6 +93,9 @@ def update_metrics(score: ScoreResult, updates: Sequence[UpdateResult]) -> dict[
         "loss/objective_refinement": total["objective_refinement"],
         "gradient/norm": _mean([u.grad_norm for u in taken]),
         "gradient/norm_refinements": _mean(refinement_norms),
+        "gradient/refinement_share": per(
+            _mean(refinement_norms), _mean([u.grad_norm for u in taken])
+        ),
         "optimizer/lr": updates[-1].lr,
         "optimizer/updates": sum(u.applied for u in updates),
         "optimizer/skipped_non_finite": sum(not u.applied and u.grad_norm != 0.0 for u in updates),
@@ -103,5 +130,7 @@ def _sample(s: Sample) -> dict:
         "extracted": s.verdict.extracted,
         "reason": s.verdict.reason,
         "critique": s.critique.text if s.critique else None,
+        "critic": s.critique.critic if s.critique else None,
+        "critic_says": s.critique.says_correct if s.critique else None,
         "parent": s.parent,
     }

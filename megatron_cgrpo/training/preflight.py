@@ -11,8 +11,8 @@ from megatron_cgrpo.conversion.plan import parameter_count
 from megatron_cgrpo.conversion.shape import ModelShape
 from megatron_cgrpo.data.problems import load_problems
 from megatron_cgrpo.data.prompts import PromptBuilder, load_tokenizer, refine_template
-from megatron_cgrpo.feedback.critics import make_critic
 from megatron_cgrpo.feedback.verdicts import check_kinds
+from megatron_cgrpo.training.feedback import check_feedback
 
 
 def preflight(config: Config) -> ModelShape:
@@ -34,8 +34,7 @@ def preflight(config: Config) -> ModelShape:
         }
     check_kinds(kinds, config.feedback)
     check_count(config, len(problems))
-    if config.algorithm.refines:
-        make_critic(config.algorithm.critique, kinds)
+    check_feedback(config, kinds)
     PromptBuilder(load_tokenizer(config), d, refine_template(config.feedback.refine_prompt))
     return shape
 

@@ -120,9 +120,9 @@ def verify_chain(problem: Problem, response: str) -> Verdict:
 
 
 def critique_chain(problem: Problem, response: str, kind: str) -> str:
-    """What the step checker says, for the critiques indicative, indicative_gt and cot.
+    """What the step checker says, for the critiques indicative, indicative_gt and step.
 
-    `cot` walks the steps and names the first wrong one with its right value:
+    `step` walks the steps and names the first wrong one with its right value:
     `ok;wrong7g=5`.
     """
     values = _digits(problem)

@@ -81,7 +81,7 @@ def quickstart_config(root: Path, policy: Path, method: str, seed: int, steps: i
     hardware = _hardware()
     algorithm: dict[str, Any] = {"method": method, "responses": RESPONSES[method]}
     if method == "critique_grpo":
-        algorithm |= {"critique": "cot", "refinements": 1}
+        algorithm |= {"critique": "step", "refinements": 1}
     return parse_config(
         {
             "run": {"name": method, "directory": str(root), "seed": seed},

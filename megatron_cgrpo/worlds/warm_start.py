@@ -43,7 +43,7 @@ def example(rng: random.Random, names: str = "fgh") -> tuple[str, str]:
     if rng.random() < 0.4:
         return problem.question, right
     attempt = chain.solution(start, ops, _wrong_values(rng, problem))
-    kind = rng.choice(["cot", "cot", "cot", "indicative", "indicative_gt"])
+    kind = rng.choice(["step", "step", "step", "indicative", "indicative_gt"])
     critique = chain.critique_chain(problem, attempt, kind)
     prompt = chain.REFINE_PROMPT.replace("{question}", problem.question)
     return prompt.replace("{response}", attempt).replace("{critique}", critique), right

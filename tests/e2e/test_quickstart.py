@@ -51,7 +51,7 @@ def check_warm_start(directory, tmp_path):
     assert r["no secrets"] >= 0.9
     assert r["two secrets"] <= 0.05
     # First wrong step told: one lucky guess in ten is left, or none.
-    assert 0.08 <= r["cot"] <= 0.35
+    assert 0.08 <= r["step"] <= 0.35
     assert r["indicative_gt"] >= 0.9
     assert r["indicative"] <= 0.1
 

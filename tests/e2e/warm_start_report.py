@@ -25,7 +25,7 @@ def report(policy: Path, root: Path, start, finish) -> dict[str, float]:
     out = {}
     for name, secret, kind in (
         ("no secrets", 0, "indicative"),
-        ("cot", 2, "cot"),
+        ("step", 2, "step"),
         ("indicative_gt", 2, "indicative_gt"),
         ("indicative", 2, "indicative"),
     ):

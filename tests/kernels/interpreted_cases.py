@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from megatron_cgrpo.config.schema import Algorithm
+from megatron_cgrpo.config.algorithm import Algorithm
 from megatron_cgrpo.kernels import backend
 from megatron_cgrpo.kernels.linear_logprob import linear_logprob, linear_logprob_loss
 from megatron_cgrpo.kernels.policy_loss import LossColumns, policy_loss, policy_loss_reference

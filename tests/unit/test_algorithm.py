@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from megatron_cgrpo.algorithm.advantages import group_advantages, with_advantages
 from megatron_cgrpo.algorithm.batch import build_batch, supervised_batch
 from megatron_cgrpo.algorithm.selection import select_refinements, trigger_fires
-from megatron_cgrpo.config.schema import Algorithm, BelowTrigger
+from megatron_cgrpo.config.algorithm import Algorithm, BelowTrigger
 from tests.groups import groups, sample
 
 REWARDS = st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=16)

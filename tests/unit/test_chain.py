@@ -28,14 +28,14 @@ def test_checker_and_critic(seed, at, shift):
     values = [int(c) for c in p.answer]
     right = chain.solution(p.meta["start"], p.meta["ops"], values)
     assert chain.verify_chain(p, right).correct is True
-    assert chain.critique_chain(p, right, "cot") == "right"
+    assert chain.critique_chain(p, right, "step") == "right"
     values[at] = (values[at] + shift) % 10
     wrong = chain.solution(p.meta["start"], p.meta["ops"], values)
     verdict = chain.verify_chain(p, wrong)
     assert verdict.correct is False and f"step {at + 1}" in verdict.reason
     assert chain.critique_chain(p, wrong, "indicative") == "wrong"
     assert chain.critique_chain(p, wrong, "indicative_gt") == f"wrong;answer\\boxed{{{p.answer}}}"
-    told = chain.critique_chain(p, wrong, "cot")
+    told = chain.critique_chain(p, wrong, "step")
     assert told == "ok;" * at + "wrong" + right.split(";")[at]
 
 
@@ -83,7 +83,7 @@ def test_warm_start_examples_say_nothing_about_a_world():
     assert len(seen) == 30 and all(len(v) == 10 for v in seen.values())
 
 
-@pytest.mark.parametrize("kind", ["cot", "indicative", "indicative_gt"])
+@pytest.mark.parametrize("kind", ["step", "indicative", "indicative_gt"])
 def test_critiques_use_only_the_world_language(kind, tmp_path):
     from transformers import AutoTokenizer
 

@@ -8,7 +8,8 @@ import time
 import psutil
 import pytest
 
-from megatron_cgrpo.config.schema import Feedback, Fields
+from megatron_cgrpo.config.feedback import Feedback
+from megatron_cgrpo.config.schema import Fields
 from megatron_cgrpo.data.problems import load_problems
 from megatron_cgrpo.feedback.code_verifier import extract_program, unusable_tests, verify_code
 from megatron_cgrpo.feedback.sandbox import not_isolated, run_program

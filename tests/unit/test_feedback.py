@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_cgrpo.config.errors import ConfigError
-from megatron_cgrpo.config.schema import Feedback
+from megatron_cgrpo.config.feedback import Feedback
 from megatron_cgrpo.feedback.choice_verifier import extract_choice, verify_choice
-from megatron_cgrpo.feedback.critics import make_critic
+from megatron_cgrpo.feedback.critics import check_critique, rule_critic
 from megatron_cgrpo.feedback.grade import grade_file
 from megatron_cgrpo.feedback.math_forms import rational
 from megatron_cgrpo.feedback.math_verifier import extract_answer, unreadable_gold, verify_math
@@ -253,15 +253,16 @@ def sample(text: str, correct: bool) -> Sample:
 
 
 def test_indicative_critics():
-    plain, truth = make_critic("indicative", {"math"}), make_critic("indicative_gt", {"math"})
+    plain, truth = rule_critic("indicative", {"math"}), rule_critic("indicative_gt", {"math"})
     wrong = asyncio.run(plain(problem("42"), sample("x", False)))
     assert wrong.says_correct is False and "42" not in wrong.text
     told = asyncio.run(truth(problem("42"), sample("x", False)))
     assert "42" in told.text and told.kind == "indicative_gt"
     assert asyncio.run(plain(problem("42"), sample("x", True))).says_correct is True
-    assert make_critic("none", {"math"}) is None
-    with pytest.raises(ConfigError, match="step-by-step critic"):
-        make_critic("cot", {"math", "chain"})
+    assert rule_critic("none", {"math"}) is None
+    for kind, wanted in (("step", "chain"), ("execution", "code")):
+        with pytest.raises(ConfigError, match=f"critique={kind} is for problems of kind {wanted}"):
+            check_critique(kind, {"math", wanted})
 
 
 CHOICES = [

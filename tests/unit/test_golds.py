@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from megatron_cgrpo.cli import main
-from megatron_cgrpo.config.schema import Feedback, Fields
+from megatron_cgrpo.config.feedback import Feedback
+from megatron_cgrpo.config.schema import Fields
 from megatron_cgrpo.data.problems import load_problems
 from megatron_cgrpo.feedback.golds import unusable_golds
 from megatron_cgrpo.feedback.pool import VerifierPool

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_cgrpo.config.schema import Algorithm
+from megatron_cgrpo.config.algorithm import Algorithm
 from megatron_cgrpo.kernels import linear_logprob as linear
 from megatron_cgrpo.kernels.policy_loss import SUMS, LossColumns, policy_loss_reference
 from megatron_cgrpo.kernels.token_logprob import token_logprob

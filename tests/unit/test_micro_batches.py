@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_cgrpo.algorithm.batch import build_batch
-from megatron_cgrpo.config.schema import Algorithm
+from megatron_cgrpo.config.algorithm import Algorithm
 from megatron_cgrpo.policy.micro_batches import PARTS, build_micro_batch, plan_parts
 from tests.groups import groups
 

@@ -36,6 +36,7 @@ class RecordingFleet(EngineFleet):
         ]
         self._ready, self._stale = [True, True], [False, False]
         self.version, self.restarts, self.resync = 0, 0, None
+        self.name, self._pushed = POLICY, False
         self._repair_lock = threading.Lock()
         self.calls: list[tuple] = []
         self._broken = broken or {}

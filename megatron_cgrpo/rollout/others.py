@@ -1,0 +1,53 @@
+"""Fleets of models that are not trained: a critic's, a refiner's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from megatron_cgrpo.config.checks import read_hf_config
+from megatron_cgrpo.config.errors import ConfigError
+from megatron_cgrpo.config.feedback import Engine
+from megatron_cgrpo.config.schema import Config, Model
+from megatron_cgrpo.rollout.fleet import EngineFleet
+
+
+def fleet_of(config: Config, engine: Engine, log_dir: Path, name: str) -> EngineFleet:
+    """Servers of another model, with the timeouts and retries of the policy's.
+
+    Raises:
+        ConfigError: when the model's directory is unusable.
+    """
+    context = engine_context(engine)
+    rollout = config.rollout.model_copy(
+        update={
+            "placement": "cpu" if config.rollout.placement == "cpu" else "split",
+            "servers": engine.servers,
+            "tensor": engine.tensor,
+            "gpus": engine.gpus,
+            "urls": (),
+            "port": None,
+            "gpu_memory_utilization": engine.gpu_memory_utilization,
+            "kv_cache_mib": engine.kv_cache_mib,
+            "extra_args": engine.extra_args,
+        }
+    )
+    model = Model(path=engine.path, dtype=engine.dtype, context_length=context)
+    other = config.model_copy(update={"model": model, "rollout": rollout})
+    return EngineFleet(other, context, log_dir, name)
+
+
+def engine_context(engine: Engine) -> int:
+    """Longest sequence of a model, as configured.
+
+    Raises:
+        ConfigError: no usable config.json, or more than the model has.
+    """
+    longest = read_hf_config(Path(engine.path)).get("max_position_embeddings")
+    if longest is None:
+        raise ConfigError(f"{engine.path}/config.json names no max_position_embeddings")
+    if engine.context_length is not None and engine.context_length > longest:
+        raise ConfigError(
+            f"context_length={engine.context_length} is more than the {longest} tokens of "
+            f"{engine.path}"
+        )
+    return engine.context_length or longest
