@@ -14,6 +14,7 @@ import torch
 from megatron_cgrpo.conversion.megatron_io import MegatronCheckpoint
 from megatron_cgrpo.conversion.safetensors_io import HFCheckpoint
 from megatron_cgrpo.policy.states import complete_states, latest_state, read_run_state
+from megatron_cgrpo.training.launch import GUARD_STOPPED
 from megatron_cgrpo.worlds.quickstart import read_metrics
 from tests.e2e.world import finish, leftovers, start, write_config
 
@@ -58,6 +59,38 @@ def test_invariants_of_a_run(runs, name):
         for phase in ("rollout_s", "score_s", "train_s", "push_s", "step_s"):
             assert r[f"time/{phase}"] > 0
     assert [r["weight_version"] for r in steps] == [1, 2]
+
+
+def test_other_models_as_critic_and_refiner_and_a_guard(runs):
+    """The policy's first weights again, as a critic with engines of its own and as the refiner; a
+    limit that is always passed stops the run with its checkpoint."""
+    world = {"path": str(runs / "world" / "policy"), "dtype": "float32", "kv_cache_mib": 16}
+    critic = {"engine": world, "max_tokens": 16, "prompt": str(runs / "critique.txt")}
+    (runs / "critique.txt").write_text("{question}try{response}")
+    config = write_config(
+        runs,
+        "others",
+        algorithm={"critique": "cot", "reward": "critic", "no_label": "rule"},
+        feedback={"critic": critic, "refiner": world, "noise": {"share": 0.5, "kind": "swap"}},
+        training={"steps": 5, "guards": {"entropy": 1e-6, "patience": 2}},
+    )
+    code, out, err = finish(start(config))
+    assert code == GUARD_STOPPED, out + err
+    assert "policy/entropy" in out and "stopping: " in out
+    steps = [r for r in read_metrics(runs / "others") if "reward/initial" in r]
+    assert [r["step"] for r in steps] == [1, 2]
+    for r in steps:
+        assert r["critic/requests"] > 0 and r["critic/no_label"] > 0 and r["critic/disturbed"] > 0
+        assert r["samples/refinements_kept"] > 0 and r["critic/labels_from_rule"] > 0
+        assert r["policy/first_max_log_ratio"] == 0.0
+        said = sum(v for k, v in r.items() if k.startswith("critic/says_"))
+        # Asked or taken from the cache, each response and each refinement once.
+        assert said == r["samples/initial"] + r["samples/refinements_attempted"]
+    assert read_run_state(latest_state(runs / "others" / "state"))["step"] == 2
+    assert {"critic-0.log", "refiner-0.log", "critiques.sqlite"} <= {
+        p.name for p in (runs / "others").iterdir()
+    }
+    assert not leftovers(runs)
 
 
 def test_layouts_agree(runs):

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from megatron_cgrpo.config import parse_config
-from megatron_cgrpo.rollout.fleet import ControlError, EngineFleet
+from megatron_cgrpo.rollout.fleet import POLICY, ControlError, EngineFleet
 from megatron_cgrpo.rollout.server import EngineError, EngineServer, server_command
 from megatron_cgrpo.rollout.server import server_environment as environment
 
