@@ -58,6 +58,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     quick.add_argument("--steps", type=int, default=None, help="RL steps of each method")
     quick.set_defaults(run=_quickstart)
 
+    study = commands.add_parser("study", help="questions about the method, in the chain world")
+    study.add_argument("question", choices=("critiques", "noise"))
+    study.add_argument("--directory", help="default: runs/study_QUESTION")
+    study.add_argument("--seed", type=int, default=0)
+    study.add_argument("--steps", type=int, default=None, help="RL steps of each run")
+    study.add_argument(
+        "--kind", choices=("flip", "swap"), default="flip", help="how noise disturbs a critique"
+    )
+    study.set_defaults(run=_study)
+
     warm = commands.add_parser("warm-start", help="rebuild the quickstart's warm-started policy")
     warm.add_argument("out", help="directory of the Hugging Face checkpoint to write")
     warm.add_argument("--steps", type=int, default=None)
@@ -132,6 +142,17 @@ def _quickstart(args: argparse.Namespace) -> int:
     from megatron_cgrpo.worlds.quickstart import run_quickstart
 
     return run_quickstart(args.directory, args.seed, args.steps)
+
+
+def _study(args: argparse.Namespace) -> int:
+    directory = args.directory or f"runs/study_{args.question}"
+    if args.question == "noise":
+        from megatron_cgrpo.worlds.noise_study import run_noise_study
+
+        return run_noise_study(directory, args.seed, args.steps, args.kind)
+    from megatron_cgrpo.worlds.critique_study import run_critique_study
+
+    return run_critique_study(directory, args.seed, args.steps)
 
 
 def _warm_start(args: argparse.Namespace) -> int:

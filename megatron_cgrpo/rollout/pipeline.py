@@ -96,16 +96,11 @@ class RolloutPipeline:
         self, step: int, problem: Problem, prompt_ids: tuple[int, ...], counts: RolloutCounts
     ) -> Group:
         a = self._config.algorithm
-        seed = derived_seed(self._config.run.seed, step, problem.id, "initial")
-        completions = await self._generate(self._fleet, prompt_ids, a.responses, seed)
-        counts.generated_tokens += sum(len(c.token_ids) for c in completions)
-        initial = await self._judge(problem, "initial", completions)
-        if a.reward == "critic":
-            initial = await self._labelled_all(problem, initial, counts)
+        initial = await self.respond(step, problem, prompt_ids, counts)
         judged = [s for s in initial if s.verdict.correct is not None]
         refined: list[Sample] = []
         if trigger_fires(a.trigger, [bool(s.verdict.correct) for s in judged]):
-            refined = await self._refine_all(step, problem, prompt_ids, judged, counts)
+            refined = await self.refine(step, problem, prompt_ids, judged, counts)
         seen = [s for s in refined if s.verdict.correct is not None]
         key = f"{self._config.run.seed}/{step}/{problem.id}"
         kept = select_refinements(seen, a, key, judged)
@@ -122,7 +117,20 @@ class RolloutPipeline:
         )
         return with_advantages(group, a.normalize_std)
 
-    async def _refine_all(
+    async def respond(
+        self, step: int, problem: Problem, prompt_ids: tuple[int, ...], counts: RolloutCounts
+    ) -> list[Sample]:
+        """The n initial responses to a problem, judged."""
+        a = self._config.algorithm
+        seed = derived_seed(self._config.run.seed, step, problem.id, "initial")
+        completions = await self._generate(self._fleet, prompt_ids, a.responses, seed)
+        counts.generated_tokens += sum(len(c.token_ids) for c in completions)
+        initial = await self._judge(problem, "initial", completions)
+        if a.reward == "critic":
+            initial = await self._labelled_all(problem, initial, counts)
+        return initial
+
+    async def refine(
         self,
         step: int,
         problem: Problem,
