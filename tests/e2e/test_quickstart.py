@@ -56,7 +56,7 @@ def check_warm_start(directory, tmp_path):
     assert r["indicative"] <= 0.1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_shipped_warm_start_knows_no_secrets(tmp_path):
     check_warm_start(shipped_policy(tmp_path / "shipped"), tmp_path)
 
