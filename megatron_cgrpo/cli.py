@@ -103,12 +103,27 @@ def _dry_run(config) -> int:
     context = min(config.model.context_length or shape.context, shape.context)
     root = Path(config.run.directory).absolute() / config.run.name
     print(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+    if config.rollout.placement != "cpu":
+        _print_memory(config, shape)
     print("# trainer:\n" + " ".join(launch.rank_command(config, root)))
     if not config.rollout.urls:
         for i in range(config.rollout.servers):
             port = config.rollout.port + i if config.rollout.port else "<free port>"
             print(f"# engine {i}:\n" + " ".join(server_command(config, context, port)))
     return 0
+
+
+def _print_memory(config, shape) -> None:
+    """The estimate of GPU memory, by pipeline stage."""
+    from megatron_cgrpo.planning.memory import GIB, rank_memory
+
+    print("# GiB of a rank: weights, gradients, optimizer, activations (estimate)")
+    for r in rank_memory(config, shape):
+        parts = (r.weights, r.gradients, r.optimizer, r.activations)
+        print(f"# stage {r.stage}: " + ", ".join(f"{b / GIB:.1f}" for b in parts))
+    if config.rollout.placement == "colocated":
+        share = config.rollout.gpu_memory_utilization
+        print(f"# beside it, while responses are sampled: {share:.0%} of the GPU for the engine")
 
 
 def _grade(args: argparse.Namespace) -> int:

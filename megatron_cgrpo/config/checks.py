@@ -146,6 +146,21 @@ def check_memory(config: Config, parameters: int) -> None:
         )
 
 
+def check_gpu_memory(need_bytes: int, gpu_bytes: int) -> None:
+    """Refuse a layout whose trainer and engines cannot share the GPUs.
+
+    Raises:
+        ConfigError: naming what is needed and what there is.
+    """
+    if need_bytes > gpu_bytes:
+        raise ConfigError(
+            f"a GPU needs about {need_bytes / 2**30:.0f} GiB with these settings and has "
+            f"{gpu_bytes / 2**30:.0f} GiB; raise parallel.tensor or pipeline, set "
+            "model.recompute=full, or lower rollout.gpu_memory_utilization or "
+            "training.micro_batch_tokens"
+        )
+
+
 def check_disk(directory: Path, need_bytes: int) -> None:
     """Fail early when the run directory's disk cannot take `need_bytes`.
 

@@ -18,11 +18,18 @@ from megatron_cgrpo.config.schema import Config
 def load_config(path: str | Path, overrides: list[str] = ()) -> Config:
     """Read `path`, apply `key.path=value` overrides (values are YAML) and validate.
 
+    A file with `include: FILE` (relative to it) changes the settings of that file.
+
     Raises:
         ConfigError: unreadable file, bad YAML, unknown key (the nearest valid one is named),
             value of a wrong type, or settings that contradict each other.
     """
-    path = Path(path)
+    return parse_config(apply_overrides(_read(Path(path), ()), overrides), source=str(path))
+
+
+def _read(path: Path, including: tuple[Path, ...]) -> dict[str, Any]:
+    if path.resolve() in including:
+        raise ConfigError(f"{path} includes itself")
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except OSError as e:
@@ -31,7 +38,18 @@ def load_config(path: str | Path, overrides: list[str] = ()) -> Config:
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(e).split())}") from e
     if not isinstance(raw, dict):
         raise ConfigError(f"{path} must hold a mapping of sections, not {type(raw).__name__}")
-    return parse_config(apply_overrides(raw, overrides), source=str(path))
+    base = raw.pop("include", None)
+    if base is None:
+        return raw
+    if not isinstance(base, str):
+        raise ConfigError(f"{path}: include must name one file")
+    return _merged(_read(path.parent / base, (*including, path.resolve())), raw)
+
+
+def _merged(base: Any, changes: Any) -> Any:
+    if not (isinstance(base, dict) and isinstance(changes, dict)):
+        return changes
+    return base | {k: _merged(base.get(k), v) for k, v in changes.items()}
 
 
 def apply_overrides(raw: dict[str, Any], overrides: list[str] = ()) -> dict[str, Any]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from megatron_cgrpo.config.checks import check_memory, check_model, read_hf_config
+import torch
+
+from megatron_cgrpo.config.checks import check_gpu_memory, check_memory, check_model, read_hf_config
 from megatron_cgrpo.config.errors import ConfigError
 from megatron_cgrpo.config.schema import Config
 from megatron_cgrpo.conversion.plan import parameter_count
@@ -12,6 +14,7 @@ from megatron_cgrpo.conversion.shape import ModelShape
 from megatron_cgrpo.data.problems import load_problems
 from megatron_cgrpo.data.prompts import PromptBuilder, load_tokenizer, refine_template
 from megatron_cgrpo.feedback.verdicts import check_kinds
+from megatron_cgrpo.planning.memory import needed_bytes
 from megatron_cgrpo.training.feedback import check_feedback
 
 
@@ -24,6 +27,9 @@ def preflight(config: Config) -> ModelShape:
     shape = ModelShape.from_hf(read_hf_config(Path(config.model.path)))
     check_model(config)
     check_memory(config, parameter_count(shape))
+    if config.rollout.placement != "cpu" and torch.cuda.is_available():
+        gpu = torch.cuda.get_device_properties(0).total_memory
+        check_gpu_memory(needed_bytes(config, shape, gpu), gpu)
     _check_tokenizer(config, shape)
     d, v = config.data, config.validation
     problems = load_problems(d.path, d.fields, d.kind, d.limit, d.shuffle_options)
