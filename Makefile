@@ -8,7 +8,7 @@ PIP_ARGS ?=
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(EXTRA)
 
-.PHONY: install quickstart test test-slow test-long lint launch-env clean
+.PHONY: install quickstart test test-slow test-long lint launch-env launch-dry-run clean
 
 install: $(STAMP)
 
@@ -47,6 +47,10 @@ lint: install
 launch-env:
 	test -x $(VENV)-launch/bin/python || $(PYTHON) -m venv $(VENV)-launch
 	$(VENV)-launch/bin/pip install $(PIP_ARGS) -r launch/requirements.txt
+
+launch-dry-run: launch-env
+	$(VENV)-launch/bin/python -m launch.slurm $(RECIPE) --account none --gpus-per-node 8 --dry-run \
+		run.directory=/shared/runs
 
 clean:
 	rm -rf $(VENV) $(VENV)-launch runs

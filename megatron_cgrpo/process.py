@@ -8,6 +8,9 @@ import os
 import signal
 from collections.abc import Iterator
 
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+"""Ask a rank to stop after its step. Slurm sends its warning (USR1: launch/) to all processes of a
+job, also to those that must go on until then."""
 _PR_SET_PDEATHSIG = 1
 _forks_die = False
 
@@ -18,6 +21,24 @@ def die_with_parent(sig: signal.Signals = signal.SIGKILL) -> None:
     A process killed by SIGKILL cannot clean up; without this its children would run on.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, sig)
+
+
+def child_of_a_rank(sig: signal.Signals = signal.SIGKILL) -> None:
+    """What a process that a rank starts does first (preexec): it dies with the rank, by `sig`, and
+    lets the rank alone decide what a warning means."""
+    die_with_parent(sig)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+
+
+@contextlib.contextmanager
+def stop_signals_held() -> Iterator[None]:
+    """Processes that a library starts in this block never see a stop signal; this one sees it when
+    the block ends."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager

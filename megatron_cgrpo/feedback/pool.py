@@ -11,6 +11,7 @@ from dataclasses import asdict
 
 from megatron_cgrpo.config.feedback import Feedback
 from megatron_cgrpo.feedback.verdicts import check_kinds
+from megatron_cgrpo.process import child_of_a_rank
 from megatron_cgrpo.types import Problem, Verdict
 
 START_TIMEOUT_S = 120.0
@@ -88,6 +89,7 @@ class VerifierPool:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
             start_new_session=True,
+            preexec_fn=child_of_a_rank,
             limit=1 << 22,
             env=dict(os.environ, OMP_NUM_THREADS="1"),
         )

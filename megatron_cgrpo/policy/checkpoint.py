@@ -24,7 +24,7 @@ from megatron_cgrpo.policy import cpu
 from megatron_cgrpo.policy.actor import MegatronActor
 from megatron_cgrpo.policy.states import is_complete, partial_name, publish, sweep
 from megatron_cgrpo.policy.weights import sharding_metadata
-from megatron_cgrpo.process import forks_die_with_parent
+from megatron_cgrpo.process import forks_die_with_parent, stop_signals_held
 
 
 class CheckpointError(OSError):
@@ -60,7 +60,7 @@ class StateSaver:
         self.wait()
         target = self._root / f"step_{step:06d}"
         partial = self._partial = partial_name(target)
-        with self._all_or_nothing(), cpu.cuda_names(), forks_die_with_parent():
+        with self._all_or_nothing(), cpu.cuda_names(), forks_die_with_parent(), stop_signals_held():
             _on_rank_zero(lambda: _make_anew(partial))
             request = dist_checkpointing.save(
                 _sharded_state(self._actor, loading=False),

@@ -35,18 +35,7 @@ def initialize(parallel: Parallel, seed: int = 0, timeout_s: float = 7200.0) -> 
     cpu.install()
     from megatron.core import parallel_state, tensor_parallel
 
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    if not dist.is_initialized():
-        timeout = timedelta(seconds=timeout_s)
-        backend = "nccl" if torch.cuda.is_available() else "gloo"
-        if world == 1 and "MASTER_ADDR" not in os.environ:
-            # One process needs no rendezvous: no port is taken.
-            dist.init_process_group(
-                backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout
-            )
-        else:
-            dist.init_process_group(backend, timeout=timeout)
+    join(timeout_s)
     _leave_groups()
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=parallel.tensor,
@@ -59,6 +48,23 @@ def initialize(parallel: Parallel, seed: int = 0, timeout_s: float = 7200.0) -> 
     )
     tensor_parallel.model_parallel_cuda_manual_seed(seed + 1234)
     torch.manual_seed(seed)
+
+
+def join(timeout_s: float) -> None:
+    """Join the job's process group, once. Reads torchrun's environment."""
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    if dist.is_initialized():
+        return
+    timeout = timedelta(seconds=timeout_s)
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 and "MASTER_ADDR" not in os.environ:
+        # One process needs no rendezvous: no port is taken.
+        dist.init_process_group(
+            backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout
+        )
+    else:
+        dist.init_process_group(backend, timeout=timeout)
 
 
 def _leave_groups() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import requests
 
 from megatron_cgrpo.config.schema import Config
-from megatron_cgrpo.process import die_with_parent
+from megatron_cgrpo.process import child_of_a_rank
 from megatron_cgrpo.rollout.middleware import TOKEN_VARIABLE
 from megatron_cgrpo.rollout.vllm_plugin import BACKEND
 
@@ -135,7 +135,7 @@ class EngineServer:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
                 # SIGTERM: the API server ends its engine core.
-                preexec_fn=lambda: die_with_parent(signal.SIGTERM),
+                preexec_fn=lambda: child_of_a_rank(signal.SIGTERM),
             )
 
     def alive(self) -> bool:

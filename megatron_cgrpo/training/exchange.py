@@ -10,19 +10,15 @@ import torch.distributed as dist
 
 from megatron_cgrpo.algorithm.batch import Batch
 from megatron_cgrpo.policy.parallel import device
+from megatron_cgrpo.process import STOP_SIGNALS
 
 
 class RankZeroFailed(RuntimeError):
     """Rank 0 failed between two collectives; its message is repeated on the other ranks."""
 
 
-def share_batch(batch: Batch | None, error: BaseException | None = None) -> Batch:
-    """Rank 0's batch on every rank. Rank 0 passes the batch or the error that it ran into.
-
-    Raises:
-        the error on rank 0, RankZeroFailed elsewhere.
-    """
-    share_error(error)
+def share_batch(batch: Batch | None) -> Batch:
+    """Rank 0's batch on every rank."""
     columns = [f.name for f in fields(Batch)]
     header = [None]
     if batch is not None:
@@ -51,19 +47,24 @@ def share_error(error: BaseException | None) -> None:
 
 
 class StopSignal:
-    """SIGINT and SIGTERM ask for a stop after the current step; all ranks agree on it."""
+    """SIGINT, SIGTERM and SIGUSR1 ask for a stop after the current step; all ranks agree on it."""
 
     def __init__(self) -> None:
-        self._asked = False
-        for sig in (signal.SIGINT, signal.SIGTERM):
+        self.asked = False
+        for sig in STOP_SIGNALS:
             signal.signal(sig, lambda signum, frame: self.ask())
 
     def ask(self) -> None:
         """Ask all ranks to stop after the current step."""
-        self._asked = True
+        self.asked = True
 
     def agreed(self) -> bool:
         """Whether any rank was asked to stop. Collective."""
-        flag = torch.tensor([int(self._asked)], device=device())
+        return self.shared(self.asked)
+
+    @staticmethod
+    def shared(mine: bool) -> bool:
+        """Whether it is true on any rank. Collective."""
+        flag = torch.tensor([int(mine)], device=device())
         dist.all_reduce(flag, op=dist.ReduceOp.MAX)
         return bool(flag.item())

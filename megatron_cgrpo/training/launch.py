@@ -57,6 +57,31 @@ def rank_environment(config: Config) -> dict[str, str]:
     return env
 
 
+def prepare(config: Config, again: bool = False) -> Path:
+    """Check everything that can be checked and make the run directory; returns it.
+
+    Args:
+        again: as for `prepare_run_directory`.
+
+    Raises:
+        ConfigError, DataError: one sentence with what is wrong, where, and what to do.
+    """
+    shape = preflight(config)
+    root = prepare_run_directory(config, again)
+    width = 4 if config.model.dtype == "float32" else 2
+    check_disk(root, parameter_count(shape) * width + (16 << 20))
+    return root
+
+
+def outcome_of(root: Path) -> tuple[str, str]:
+    """How a run that ended without an error ended, and why: done; stopped, because it was asked to;
+    guard, because of `training.guards`."""
+    if not (root / STOPPED).exists():
+        return "done", ""
+    step, _, guard = (root / STOPPED).read_text().partition("\n")
+    return ("guard", guard) if guard else ("stopped", f"after step {step}")
+
+
 def run(config: Config) -> int:
     """Train in child processes; returns their exit code (0: all steps done or stopped cleanly;
     GUARD_STOPPED: stopped, with a checkpoint, by `training.guards`).
@@ -66,10 +91,7 @@ def run(config: Config) -> int:
     Raises:
         ConfigError: before anything is started.
     """
-    shape = preflight(config)
-    root = prepare_run_directory(config)
-    width = 4 if config.model.dtype == "float32" else 2
-    check_disk(root, parameter_count(shape) * width + (16 << 20))
+    root = prepare(config)
     log = open(root / "stderr.log", "w", encoding="utf-8")
     child = subprocess.Popen(
         rank_command(config, root),
@@ -105,9 +127,9 @@ def run(config: Config) -> int:
         if child.poll() is None:
             child.kill()
     # torchrun's agent reports the signal that it was sent as a failure.
-    if (root / STOPPED).exists():
-        _, _, guard = (root / STOPPED).read_text().partition("\n")
-        return GUARD_STOPPED if guard else 0
+    outcome, _ = outcome_of(root)
+    if outcome != "done":
+        return GUARD_STOPPED if outcome == "guard" else 0
     if code:
         print(f"all that the ranks said: {root / 'stderr.log'}", file=sys.stderr, flush=True)
     return code

@@ -16,15 +16,19 @@ from rich.console import Console
 from megatron_cgrpo.config.errors import ConfigError
 from megatron_cgrpo.config.schema import Config
 from megatron_cgrpo.policy.states import STATES, is_complete, latest_state
+from megatron_cgrpo.process import stop_signals_held
 
 STOPPED = "stopped"
 """File that a run leaves when it was asked to stop and did so cleanly."""
 
 
-def prepare_run_directory(config: Config) -> Path:
+def prepare_run_directory(config: Config, again: bool = False) -> Path:
     """Create the run's directory and write the resolved configuration there.
 
     A directory whose run is to be continued (`training.resume`) stays as it is.
+
+    Args:
+        again: the same job is started anew; what it wrote before its first checkpoint is replaced.
 
     Raises:
         ConfigError: when it holds an earlier run that is neither continued nor overwritten, or
@@ -40,6 +44,9 @@ def prepare_run_directory(config: Config) -> Path:
         # Only what was a run of ours.
         if (root / "config.yaml").exists() or (root / "metrics.jsonl").exists():
             shutil.rmtree(root)
+    if again and resume_from(config, root) is None:
+        for name in ("metrics.jsonl", "samples.jsonl"):
+            (root / name).unlink(missing_ok=True)
     if (root / "metrics.jsonl").exists() and resume_from(config, root) is None:
         raise ConfigError(
             f"{root} holds an earlier run without a checkpoint to continue from; choose another "
@@ -96,16 +103,17 @@ class RunLogger:
         import wandb
 
         self.wandb_id = self.wandb_id or uuid.uuid4().hex[:8]
-        return wandb.init(
-            project=w.project,
-            name=config.run.name,
-            id=self.wandb_id,
-            resume="allow",
-            mode=w.mode,
-            dir=str(self.root),
-            config=config.model_dump(mode="json"),
-            settings=wandb.Settings(silent=True, console="off"),
-        )
+        with stop_signals_held():
+            return wandb.init(
+                project=w.project,
+                name=config.run.name,
+                id=self.wandb_id,
+                resume="allow",
+                mode=w.mode,
+                dir=str(self.root),
+                config=config.model_dump(mode="json"),
+                settings=wandb.Settings(silent=True, console="off"),
+            )
 
     def step(self, step: int, values: dict[str, Any]) -> None:
         """One line of metrics."""

@@ -17,6 +17,7 @@ from megatron_cgrpo.conversion.safetensors_io import HFCheckpoint
 from megatron_cgrpo.conversion.shape import ModelShape
 from megatron_cgrpo.policy.parallel import initialize, shutdown
 from megatron_cgrpo.policy.states import STATES, VALIDATION, read_run_state
+from megatron_cgrpo.rollout.server import EngineError
 from megatron_cgrpo.training.controller import Controller
 from megatron_cgrpo.training.exchange import StopSignal, share_batch, share_error
 from megatron_cgrpo.training.exporter import Exporter
@@ -32,6 +33,10 @@ def train(config: Config, root: Path) -> None:
         for step in range(s.first_step, config.training.steps + 1):
             with s.timed("rollout_s"):
                 batch = s.rollout(step)
+            if batch is None:
+                s.checkpoint(step - 1, last=True)
+                s.mark_stopped(step - 1)
+                break
             s.free_gpus()
             micro_batches = s.actor.prepare(batch, config.training.mini_batches)
             with s.timed("score_s"):
@@ -164,10 +169,12 @@ class Session:
 
     # --------------------------------------------------------------- the steps
 
-    def rollout(self, step: int) -> Batch:
-        """This step's batch, on every rank."""
-        batch, error = None, None
+    def rollout(self, step: int) -> Batch | None:
+        """This step's batch, on every rank; None when it failed because whoever asked for a stop
+        ended the engines too (Slurm's SIGTERM goes to all processes of a job)."""
+        batch, error, stopped = None, None, False
         if self.controller is not None:
+            before = self.controller.sampler.state_dict()
             try:
                 groups, counts = self.controller.rollout(step)
                 config = self.config
@@ -185,8 +192,13 @@ class Session:
                 self._groups_metrics["time/refine_group_s"] = sum(seconds) / max(len(seconds), 1)
                 self.logger.samples(lineages(step, groups, config.training.log_samples))
             except Exception as e:
-                error = e
-        return share_batch(batch, error)
+                stopped = self.stop.asked and isinstance(e, EngineError)
+                error = None if stopped else e
+                if stopped:
+                    self.controller.sampler.load_state_dict(before)
+                    self._say_error(f"stopping: {e}")
+        share_error(error)
+        return None if self.stop.shared(stopped) else share_batch(batch)
 
     def free_gpus(self) -> None:
         """Colocated engines give their GPU memory to training; the next push wakes them."""

@@ -9,6 +9,7 @@ import sys
 import traceback
 import warnings
 from pathlib import Path
+from typing import NoReturn
 
 from megatron_cgrpo.process import die_with_parent
 
@@ -28,19 +29,24 @@ def main() -> int:
 
         train(load_config(root / "config.yaml"), root)
     except Exception as e:
-        kind = type(e).__name__
-        if kind == "RankZeroFailed":
-            return 1
-        if kind in USER_ERRORS or isinstance(e, (OSError, ValueError)):
-            print(f"error: {e}", file=sys.stderr, flush=True)
-        else:
-            traceback.print_exc()
-        return 1
+        return report_error(e)
     return 0
 
 
-if __name__ == "__main__":
-    code = main()
+def report_error(error: Exception) -> int:
+    """Say once, on rank 0 where it is everybody's, what went wrong; the exit code of a rank."""
+    kind = type(error).__name__
+    if kind == "RankZeroFailed":
+        return 1
+    if kind in USER_ERRORS or isinstance(error, (OSError, ValueError)):
+        print(f"error: {error}", file=sys.stderr, flush=True)
+    else:
+        traceback.print_exception(error)
+    return 1
+
+
+def leave(code: int) -> NoReturn:
+    """End this process at once."""
     sys.stdout.flush()
     sys.stderr.flush()
     # megatron-core's checkpoint writer keeps a spawned process, which exit handlers would end.
@@ -48,3 +54,7 @@ if __name__ == "__main__":
         child.kill()
     # After an error the other ranks may be gone: do not wait for them in destructors.
     os._exit(code)
+
+
+if __name__ == "__main__":
+    leave(main())

@@ -1,0 +1,53 @@
+"""Run a training job here through NeMo-Run: `python -m launch.local CONFIG [key.path=value …]`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from launch.job import SUBMITTED, local_script
+from launch.settings import Cluster
+from launch.trainer_config import LaunchError, resolve, run_directory
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run to the end; the job's outcome is the exit code, 2 for unusable input."""
+    parser = argparse.ArgumentParser(prog="python -m launch.local", description=__doc__)
+    parser.add_argument("config", type=Path, help="the trainer's YAML file")
+    parser.add_argument("overrides", nargs="*", metavar="key.path=value")
+    parser.add_argument("--python", default=Cluster.python, help="the trainer's Python")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be run")
+    args = parser.parse_intermixed_args(argv)
+    try:
+        config = resolve(args.config, args.overrides)
+        root = run_directory(config)
+        script = local_script(root / SUBMITTED, args.python)
+        if args.dry_run:
+            print(yaml.safe_dump(config, sort_keys=False) + script)
+            return 0
+        root.mkdir(parents=True, exist_ok=True)
+        (root / SUBMITTED).write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+    except (LaunchError, OSError) as e:
+        print(f"error: {e}", file=sys.stderr)
+        return 2
+    return _run(script, root)
+
+
+def _run(script: str, root: Path) -> int:
+    os.environ["NEMORUN_HOME"] = str(root / "local")
+    import nemo_run as run
+
+    executor = run.LocalExecutor(packager=run.Packager())
+    with run.Experiment(root.name, enable_goodbye_message=False) as experiment:
+        experiment.add(run.Script(inline=script), executor=executor, name=root.name, tail_logs=True)
+        experiment.run(detach=False)
+    return 0 if all(job.state.name == "SUCCEEDED" for job in experiment.jobs) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

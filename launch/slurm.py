@@ -1,0 +1,111 @@
+"""Submit a run to Slurm: `python -m launch.slurm CONFIG --account NAME … [key.path=value …]`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from launch.job import (
+    SUBMITTED,
+    check_engines,
+    check_size,
+    node_count,
+    node_script,
+    setup_lines,
+)
+from launch.settings import Cluster, add_arguments, cluster_of
+from launch.trainer_config import LaunchError, resolve, run_directory
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(prog="python -m launch.slurm", description=__doc__)
+    p.add_argument("config", type=Path, help="the trainer's YAML file")
+    p.add_argument("overrides", nargs="*", metavar="key.path=value")
+    add_arguments(p)
+    p.add_argument("--dry-run", action="store_true", help="print the sbatch script, submit nothing")
+    p.add_argument("--wait", action="store_true", help="until the run has ended; its exit code")
+    p.add_argument("--tail-logs", action="store_true", help="with --wait: show the log")
+    p.add_argument("--chain", type=int, default=1, metavar="K", help="K jobs that go on in turn")
+    p.add_argument(
+        "--requeue", action="store_true", help="a job that stopped or failed is requeued"
+    )
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Submit; 0 when submitted, or with --wait when the run ended well. 2 for unusable input."""
+    args = parser().parse_intermixed_args(argv)
+    try:
+        config, cluster = resolve(args.config, args.overrides), cluster_of(args)
+        if args.chain < 1:
+            raise LaunchError("--chain takes a number of jobs from 1")
+        if args.chain > 1 and args.requeue:
+            raise LaunchError("--chain and --requeue both continue a run: choose one")
+        check_size(config, cluster)
+        return _submit(args, config, cluster)
+    except (LaunchError, OSError) as e:
+        print(f"error: {e}", file=sys.stderr)
+        return 2
+
+
+def _submit(args: argparse.Namespace, config: dict[str, Any], cluster: Cluster) -> int:
+    root = run_directory(config)
+    if args.dry_run:
+        print(yaml.safe_dump(config, sort_keys=False))
+        with tempfile.TemporaryDirectory() as scratch:
+            _experiment(args, config, cluster, Path(scratch)).dryrun(
+                log=False, delete_exp_dir=False
+            )
+            for script in sorted(Path(scratch).rglob("*.sh")):
+                print(f"# {script.name}\n{script.read_text()}")
+        return 0
+    check_engines(config, cluster)
+    root.mkdir(parents=True, exist_ok=True)
+    (root / SUBMITTED).write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+    with _experiment(args, config, cluster, root / "slurm") as experiment:
+        experiment.run(detach=not args.wait)
+    if not args.wait:
+        return 0
+    states = {job.id: job.state.name for job in experiment.jobs}
+    print(", ".join(f"{name}: {state}" for name, state in states.items()))
+    return 0 if list(states.values())[-1] == "SUCCEEDED" else 1
+
+
+def _experiment(args: argparse.Namespace, config: dict[str, Any], cluster: Cluster, base: Path):
+    """The jobs of the run, not yet submitted; those of a chain follow one another."""
+    # Read at import: the launcher's files are the run's, not the user's home's.
+    os.environ["NEMORUN_HOME"] = str(base)
+    import nemo_run as run
+
+    from launch.nemo import slurm_executor
+
+    root = run_directory(config)
+    script = run.Script(inline=node_script(config, cluster))
+    experiment = run.Experiment(root.name, enable_goodbye_message=False)
+    with experiment:
+        before: list[str] = []
+        for i in range(args.chain):
+            setup, nodes = setup_lines(config, cluster), node_count(config, cluster)
+            executor = slurm_executor(cluster, nodes, setup, args.requeue)
+            name = root.name if args.chain == 1 else f"{root.name}-{i}"
+            before = [
+                experiment.add(
+                    script,
+                    executor=executor,
+                    name=name,
+                    tail_logs=args.tail_logs,
+                    dependencies=list(before),
+                )
+            ]
+    return experiment
+
+
+if __name__ == "__main__":
+    sys.exit(main())
