@@ -9,15 +9,17 @@ from megatron_cgrpo.types import Problem, Verdict
 
 LETTERS = "ABCDEFGHIJ"
 
-# What may stand between "answer is" and the letter, and around a letter that stands alone.
-_DECORATION = r"[\s*_(\[{\"'`:$]*(?:\\(?:text|mathrm|mathbf|textbf)\s*\{\s*)?[\s(*]*"
+# What may stand between "answer is" and the letter, and around a letter that stands alone. Bounded:
+# endless blanks must not take endless time.
+_DECORATION = (
+    r"[\s*_(\[{\"'`:$]{0,12}(?:\\(?:text|mathrm|mathbf|textbf)\s{0,3}\{\s{0,3})?[\s(*]{0,6}"
+)
 _STATED = re.compile(
-    r"(?i:\b(?:answer|choice|option)\b)\s*(?:(?i:is|would be|must be)\b)?\s*[:=]?\s*(?i:option\s*)?"
-    + _DECORATION
-    + r"([A-J])(?![A-Za-z0-9'’])"
+    r"(?i:\b(?:answer|choice|option)\b)\s{0,6}(?:(?i:is|would be|must be)\b)?\s{0,6}[:=]?\s{0,6}"
+    r"(?i:option\s{0,6})?" + _DECORATION + r"([A-J])(?![A-Za-z0-9'’])"
 )
 _PRONOUN_GOES_ON = re.compile(r"\s+(?!(?:because|since|as|so|and|with)\b)[a-z]")
-_ALONE = re.compile(r"^[\s*_(\[]*([A-J])[\s*_)\].:]*$", re.MULTILINE)
+_ALONE = re.compile(r"^[ \t*_(\[]{0,12}([A-J])[ \t*_)\].:]{0,12}$", re.MULTILINE)
 _IN_BOX = re.compile(_DECORATION + r"([A-J])(?:[\s)\]}.:*$].*)?", re.DOTALL)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import textwrap
 
 from megatron_cgrpo.feedback.sandbox import run_program
 from megatron_cgrpo.feedback.text import without_thinking
@@ -11,9 +12,26 @@ from megatron_cgrpo.types import Problem, Verdict
 
 MAX_REASON = 600
 
-_FENCE = re.compile(r"```[ \t]*(?:[Pp]ython3?|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
-_STATEMENT = re.compile(r"^\s*(?:def|return|import|from|class)\b", re.MULTILINE)
-_LOCATION = re.compile(r'^\s*File ".*", line (\d+), in .*$')
+_FENCE = re.compile(r"^[ \t]{0,12}(```|~~~)[ \t]*([\w+-]*)[^\n`]*$", re.MULTILINE)
+_PYTHON = ("", "python", "python3", "py")
+_STATEMENT = re.compile(r"^[ \t]{0,80}(?:def|return|import|from|class)\b", re.MULTILINE)
+_DEFINED = re.compile(r"^[ \t]{0,80}(?:async[ ]+)?(?:def|class)[ ]+(\w+)", re.MULTILINE)
+_CALLED = re.compile(r"\b([A-Za-z_]\w*)\(")
+_LOCATION = re.compile(r'^[ ]{0,8}File "program", line (\d+)')
+# The token comes by standard input and stands in no file: a program that reads its own source does
+# not find it. Not run as __main__: a program's own example must not wait for input.
+_DRIVER = """
+import linecache, sys
+
+def main():
+    token = sys.stdin.readline()
+    source = {source!r}
+    linecache.cache["program"] = (len(source), None, source.splitlines(True), "program")
+    exec(compile(source, "program", "exec"), {{"__name__": "program"}})
+    print("\\n" + token)
+
+main()
+"""
 
 
 def verify_code(problem: Problem, response: str, timeout_s: float, memory_mib: int) -> Verdict:
@@ -26,7 +44,7 @@ def verify_code(problem: Problem, response: str, timeout_s: float, memory_mib: i
     tests = problem.meta.get("tests")
     if not tests:
         return Verdict(None, None, "the problem has no tests")
-    program = extract_program(response)
+    program = extract_program(response, wanted_names(problem))
     if program is None:
         return Verdict(False, None, "no program found")
     return _judge(_completed(program, problem), tests, timeout_s, memory_mib)
@@ -48,28 +66,55 @@ def unusable_tests(problem: Problem, timeout_s: float, memory_mib: int) -> str |
     return None if verdict.correct else f"its own reference solution fails: {verdict.reason}"
 
 
-def extract_program(response: str) -> str | None:
-    """The last fenced block outside thinking, else the whole response where it is a program."""
+def wanted_names(problem: Problem) -> set[str]:
+    """Names that the tests expect a program to define."""
+    name = problem.meta.get("entry_point")
+    return {name} if name else set(_CALLED.findall(problem.meta.get("tests", "")))
+
+
+def extract_program(response: str, names: set[str]) -> str | None:
+    """The last code block outside thinking that defines one of `names`, else all blocks together;
+    without blocks the whole response, where it looks like a program."""
     text = without_thinking(response)
-    blocks = [b for b in _FENCE.findall(text) if b.strip()]
-    if blocks:
-        return blocks[-1]
-    return text if _STATEMENT.search(text) else None
+    blocks = _blocks(text)
+    if not blocks:
+        return text if _STATEMENT.search(text) else None
+    for block in reversed(blocks):
+        if names.intersection(_DEFINED.findall(block)):
+            return textwrap.dedent(block)
+    return "\n".join(blocks)
+
+
+def _blocks(text: str) -> list[str]:
+    """Contents of fenced blocks of Python, or of no named language; the last may be unfinished."""
+    found, opened = [], None
+    for fence in _FENCE.finditer(text):
+        if opened is None:
+            opened = fence
+        elif fence[1] == opened[1] and not fence[2]:
+            if opened[2].lower() in _PYTHON:
+                found.append(text[opened.end() + 1 : fence.start()])
+            opened = None
+    if opened is not None and opened[2].lower() in _PYTHON:
+        found.append(text[opened.end() + 1 :])
+    return [b for b in found if b.strip()]
 
 
 def _completed(program: str, problem: Problem) -> str:
+    """With the prompt's imports and helpers before it, or as the continuation of the prompt."""
     prompt, name = problem.meta.get("prompt"), problem.meta.get("entry_point")
-    defined = name and re.search(rf"^\s*(?:async\s+)?def\s+{re.escape(name)}\b", program, re.M)
-    if not prompt or defined:
+    if not prompt or not name:
         return program
+    if name in _DEFINED.findall(program):
+        return prompt[: prompt.rfind(f"def {name}")] + program
     return prompt + program
 
 
 def _judge(program: str, tests: str, timeout_s: float, memory_mib: int) -> Verdict:
-    # A program that ends the process early has passed nothing: the last line must be reached.
+    # A program that ends the process early has passed nothing: the end must be reached.
     token = secrets.token_hex(8)
-    source = f"{program}\n\n{tests}\nprint('\\n{token}')\n"
-    outcome = run_program(source, timeout_s, memory_mib)
+    source = f"{program}\n\n{tests}\n"
+    outcome = run_program(_DRIVER.format(source=source), timeout_s, memory_mib, f"{token}\n")
     if outcome.code is None:
         return Verdict(False, program, f"it ran longer than {timeout_s:g} s")
     if outcome.code == 0 and outcome.stdout.rstrip().endswith(token):

@@ -6,7 +6,7 @@ import re
 
 END = "[END]"
 _CONCLUSION = re.compile(
-    r"^[\s*_#>]*Conclusion:[\s*_]*(correct|wrong)[\s*_.]*\[END\][\s*_]*$",
+    r"^[ \t*_#>]{0,12}Conclusion:[ \t*_]{0,12}(correct|wrong)[ \t*_.]{0,12}\[END\][ \t*_]{0,12}$",
     re.IGNORECASE | re.MULTILINE,
 )
 

@@ -1,4 +1,4 @@
-"""The forms in which answers are written: plain text, exact rational values, lists.
+"""The forms in which answers are written: plain text, exact rational values, lists, intervals.
 
 What can be decided exactly is decided here; a computer-algebra library compares floats, truncates
 and evaluates towers of powers.
@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
+from megatron_cgrpo.feedback.math_units import split_unit
+
 _LONGEST_NUMBER = 60
 _LARGEST_EXPONENT = 400
 
@@ -16,12 +18,18 @@ _LARGEST_EXPONENT = 400
 _LAYOUT = re.compile(
     r"\\[,;:!]|\\(?=\s)|\\q?quad\b|\\displaystyle\b|\\(?:left|right)(?![a-zA-Z])|\\[bB]igg?[lr]?\b|~"
 )
-# math-verify 0.9.0 stops parsing at \mathrm{e} and then compares what stands before it.
-_UPRIGHT = re.compile(r"\\(?:mathrm|operatorname)\s*\{\s*([a-zA-Z])\s*\}")
+# math-verify 0.9.0 stops parsing at \mathrm{e} and then compares what stands before it. One letter
+# that is no unit is a variable.
+_UPRIGHT = re.compile(r"\\(?:mathrm|operatorname|text)\s*\{\s*([a-zA-Z])\s*\}")
+_UNIT_LETTERS = "mghsLJNWVAKCF"
 _SUBSTITUTIONS = (
-    (_UPRIGHT, r"\1"),
+    (re.compile(r"(?<=\d)\\[,;:!]\s*(?=\d{3})"), ""),
     (re.compile(r"\\[dtc]frac(?![a-zA-Z])"), r"\\frac"),
     (re.compile(r"\\(?:ldots|cdots|dotsc|dotsb)(?![a-zA-Z])|…|\.{3}"), r"\\dots"),
+    (re.compile(r"\\leq?(?![a-zA-Z])|≤"), r"\\le "),
+    (re.compile(r"\\geq?(?![a-zA-Z])|≥"), r"\\ge "),
+    (re.compile(r"\\lt(?![a-zA-Z])"), "<"),
+    (re.compile(r"\\gt(?![a-zA-Z])"), ">"),
     (re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree\b|°"), " degrees"),
     (re.compile(r"\{,\}"), ","),
     (re.compile(r"\\\$|\$|\\[()\[\]]"), ""),
@@ -31,10 +39,13 @@ _SUBSTITUTIONS = (
 )
 _BLANKS = re.compile(r"\s+")
 # Between two letters or digits a blank means something: 2 2/3.
-_IDLE_BLANK = re.compile(r"(?<![a-zA-Z0-9])\s+|\s+(?![a-zA-Z0-9])")
-_NAME = re.compile(r"[a-zA-Z](?:_\w|_\{\w+\}|\([a-z]\))?\s*=\s*(?=[^=])")
+_IDLE_BLANK = re.compile(r"(?<![a-zA-Z0-9])\s+|\s+(?![a-zA-Z0-9\\])")
+_BEFORE_COMMAND = re.compile(r"\s+(?=\\(?!text|mbox|mathrm))")
+_WRAPPED = re.compile(r"\\(?:text|textbf|mathbf|mathrm|mbox|boldsymbol|bf)\s*\{([^{}]*)\}")
+_NAME = re.compile(r"([a-zA-Z](?:_\w|_\{\w+\})?(?:\([a-z]\))?)\s*=\s*(?=[^=])")
 
 _PLAIN_NUMBER = re.compile(r"-?(?:\d+|\d{1,3}(?:,\d{3})+)(?:\.\d*)?|-?\.\d+")
+_REPEATING = re.compile(r"(-?)(\d*)\.(\d*)\\overline\{(\d+)\}")
 _BRACED = r"(?:\{\s*(-?[\d.]+)\s*\}|\s*(\d))"
 _LATEX_FRACTION = re.compile(rf"(-?)\s*(\d*)\s*\\frac\s*{_BRACED}\s*{_BRACED}")
 _FRACTION = re.compile(r"(-?)(?:(\d+)\s+)?\(?(-?[\d.]+)\)?\s*/\s*\(?([\d.]+)\)?")
@@ -43,62 +54,38 @@ _SCIENTIFIC = re.compile(
     r"|(-?)10\s*\^\s*\{?\s*(-?\d+)\s*\}?"
 )
 _PERCENT = re.compile(r"\s*(?:\\?%|\\text\s*\{\s*(?:\\?%|percent)\s*\}|percent)$", re.IGNORECASE)
-_UNIT = re.compile(
-    r"\s*\\?(?:text|mbox|mathrm|textrm|rm)\s*\{\s*([^{}]*[a-zA-Z][^{}]*)\}\s*(?:\^\d)?$"
-    r"|\s+([a-zA-Z]{2,}(?:[ /][a-zA-Z]+)*)(?:\^\d)?$"
-)
-_UNIT_NAMES = {
-    name: unit
-    for unit, names in {
-        "mm": "mm millimeter millimeters",
-        "cm": "cm centimeter centimeters",
-        "m": "m meter meters",
-        "km": "km kilometer kilometers",
-        "g": "g gram grams",
-        "kg": "kg kilogram kilograms",
-        "s": "s sec second seconds",
-        "min": "min minute minutes",
-        "h": "h hr hour hours",
-        "cents": "cent cents",
-        "dollars": "dollar dollars",
-    }.items()
-    for name in names.split()
-}
-# Words behind a number that change its value.
-_NO_UNITS = {
-    *("sqrt", "sin", "cos", "tan", "log", "ln", "exp", "pi", "choose", "mod", "over", "times"),
-    *("and", "or", "plus", "minus", "squared", "cubed", "factorial", "half", "thirds", "quarters"),
-    *("dozen", "hundred", "thousand", "million", "billion", "trillion", "percent"),
-}
 _OPEN, _CLOSE = "([{", ")]}"
 
 
 def plain(text: str) -> str:
     """Without math delimiters, layout commands, idle blanks and a final period; one spelling of
-    fractions, dots, minus signs and degrees."""
+    fractions, dots, relations, minus signs and degrees."""
+    text = _UPRIGHT.sub(lambda m: m[0] if m[1] in _UNIT_LETTERS else m[1], text)
     for pattern, replacement in _SUBSTITUTIONS:
         text = pattern.sub(replacement, text)
     text = _BLANKS.sub(" ", text).strip()
     if not text.endswith("\\dots"):
         text = text.rstrip(".").rstrip()
-    return _IDLE_BLANK.sub("", text)
+    wrapped = _WRAPPED.fullmatch(text)
+    if wrapped:
+        text = wrapped[1].strip()
+    return _BEFORE_COMMAND.sub("", _IDLE_BLANK.sub("", text)).removeprefix("+")
 
 
-def without_name(text: str) -> str:
-    """`x = 5` → `5`; a chain of equations is left alone."""
+def split_name(text: str) -> tuple[str | None, str]:
+    """`x = 5` → (x, 5); a chain of equations is left alone."""
     name = _NAME.match(text)
-    return text[name.end() :] if name and "=" not in text[name.end() :] else text
+    if name and "=" not in text[name.end() :]:
+        return name[1], text[name.end() :]
+    return None, text
 
 
 def rational(text: str) -> Fraction | None:
     """The exact value of an integer, decimal, fraction, mixed number, power of ten or percentage,
     whatever unit follows it; None for anything else."""
-    text = without_name(plain(text))
+    text = plain(text)
     percent = _PERCENT.search(text)
-    if percent:
-        text = text[: percent.start()]
-    else:
-        text, _ = _unit_apart(text)
+    text = text[: percent.start()] if percent else split_unit(text)[0]
     if len(text) > _LONGEST_NUMBER:
         return None
     try:
@@ -111,6 +98,11 @@ def rational(text: str) -> Fraction | None:
 def _value(text: str) -> Fraction | None:
     if _PLAIN_NUMBER.fullmatch(text):
         return Fraction(text.replace(",", ""))
+    if m := _REPEATING.fullmatch(text):
+        sign, whole, fixed, period = m.groups()
+        value = Fraction(int(whole + fixed or "0"), 10 ** len(fixed))
+        value += Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(fixed))
+        return -value if sign else value
     if m := _LATEX_FRACTION.fullmatch(text):
         sign, whole, *parts = m.groups()
         top, bottom = (Fraction(a or b) for a, b in zip(parts[::2], parts[1::2]))
@@ -129,22 +121,6 @@ def _value(text: str) -> Fraction | None:
     return None
 
 
-def _unit_apart(text: str) -> tuple[str, str | None]:
-    """(number, its unit) where a number comes first, else (text, None)."""
-    unit = _UNIT.search(text)
-    if unit is None or not re.match(r"-?\s*(?:\\frac|\.?\d)", text):
-        return text, None
-    name = (unit[1] or unit[2]).strip().lower()
-    if _NO_UNITS.intersection(name.split()):
-        return text, None
-    return text[: unit.start()].rstrip(), name
-
-
-def unit(text: str) -> str | None:
-    """The unit behind a number, if it is one of a few that are told apart."""
-    return _UNIT_NAMES.get(_unit_apart(without_name(plain(text)))[1] or "")
-
-
 def is_percentage(text: str) -> bool:
     """Whether the text ends in a percent sign or word."""
     return _PERCENT.search(plain(text)) is not None
@@ -152,16 +128,23 @@ def is_percentage(text: str) -> bool:
 
 def elements(text: str) -> list[str]:
     """The members of a list that stands without brackets or in the braces of a set: separated by
-    commas, semicolons, "and" or "or". One element for everything else."""
+    semicolons, else by commas, "and" or "or"; ± stands for two. One element for everything else."""
     text = plain(text)
-    if re.fullmatch(r"\\?\{.*\\?\}", text) and text.startswith("\\{"):
+    if text.startswith("\\{") and text.endswith("\\}"):
         text = text[2:-2]
     if _PLAIN_NUMBER.fullmatch(text):
         return [text]
     text = re.sub(r"\\(?:text|mbox)\s*\{\s*,?\s*(?:and|or)\s*\}", " and ", text)
     text = re.sub(r"(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])", ",", text)
-    parts = [p.strip() for p in split_at_commas(text)]
-    return [p for p in parts if p] or [text]
+    separator = ";" if len(split_at(text, ";")) > 1 else ","
+    parts = [p.strip() for p in split_at(text, separator) if p.strip()]
+    return [sign for part in parts for sign in _signs(part)] or [text]
+
+
+def _signs(text: str) -> list[str]:
+    if text.count("\\pm") != 1 or "\\mp" in text:
+        return [text]
+    return [plain(text.replace("\\pm", sign)) for sign in "+-"]
 
 
 def bracketed(text: str) -> tuple[str, list[str], str] | None:
@@ -169,20 +152,47 @@ def bracketed(text: str) -> tuple[str, list[str], str] | None:
     text = plain(text)
     if len(text) < 2 or text[0] not in "([" or text[-1] not in ")]":
         return None
-    members = split_at_commas(text[1:-1])
-    balanced = members is not None and text[1:-1].count("(") == text[1:-1].count(")")
-    return (text[0], members, text[-1]) if balanced and len(members) > 1 else None
+    # (0,1)\cup(2,3) is no pair: the first bracket must close at the end.
+    depth = 0
+    for i, char in enumerate(text):
+        depth += (char in _OPEN) - (char in _CLOSE)
+        if depth == 0 and i < len(text) - 1:
+            return None
+    members = split_at(text[1:-1], ",")
+    return (text[0], members, text[-1]) if len(members) > 1 else None
 
 
-def split_at_commas(text: str) -> list[str]:
-    """Cut at the commas and semicolons that stand in no bracket."""
+def united(text: str) -> list[str]:
+    """The sets whose union a text is; itself alone for everything else."""
+    parts = [p.strip() for p in re.split(r"\\cup(?![a-zA-Z])|∪", text)]
+    return parts if len(parts) > 1 and all(parts) else [text]
+
+
+_RELATIONS = {"<": "()", ">": "()", "\\le": "[]", "\\ge": "[]"}
+_ONE_SIDED = re.compile(r"([a-zA-Z])\s*(<|>|\\le|\\ge)\s*([^<>=]+)")
+_TWO_SIDED = re.compile(r"([^<>=]+?)\s*(<|\\le)\s*([a-zA-Z])\s*(<|\\le)\s*([^<>=]+)")
+
+
+def as_interval(text: str) -> str | None:
+    """`x \\ge 0` → `[0,\\infty)`, `1<x\\le 2` → `(1,2]`; None for other texts."""
+    if m := _TWO_SIDED.fullmatch(text):
+        return f"{_RELATIONS[m[2]][0]}{m[1].strip()},{m[5].strip()}{_RELATIONS[m[4]][1]}"
+    if m := _ONE_SIDED.fullmatch(text):
+        opening, closing = _RELATIONS[m[2]]
+        if "\\le" in m[3] or "\\ge" in m[3]:
+            return None
+        if m[2] in (">", "\\ge"):
+            return f"{opening}{m[3].strip()},\\infty)"
+        return f"(-\\infty,{m[3].strip()}{closing}"
+    return None
+
+
+def split_at(text: str, separator: str) -> list[str]:
+    """Cut at the separators that stand in no bracket."""
     parts, depth, start = [], 0, 0
     for i, char in enumerate(text):
-        if char in _OPEN:
-            depth += 1
-        elif char in _CLOSE:
-            depth -= 1
-        elif char in ",;" and depth == 0:
+        depth += (char in _OPEN) - (char in _CLOSE)
+        if char == separator and depth == 0:
             parts.append(text[start:i])
             start = i + 1
     return [*parts, text[start:]]
@@ -191,10 +201,28 @@ def split_at_commas(text: str) -> list[str]:
 _TOWER = re.compile(r"\d\s*\^\s*\{?\s*\(?\s*\d+\s*\^")
 _HUGE_POWER = re.compile(r"\d\s*\^\s*\{?\s*-?\d{5}")
 _FACTORIAL_OF_LARGE = re.compile(r"\d{5}\s*!|!\s*!|\([^a-zA-Z()]*\)\s*!")
+_LONG_NUMBER = re.compile(r"\d{400}")
 
 
 def too_large(text: str) -> bool:
     """Power towers, huge powers and factorials, very long digit strings: evaluating them may not
     end."""
-    patterns = (_TOWER, _HUGE_POWER, _FACTORIAL_OF_LARGE, re.compile(r"\d{400}"))
+    patterns = (_TOWER, _HUGE_POWER, _FACTORIAL_OF_LARGE, _LONG_NUMBER)
     return any(p.search(text) for p in patterns)
+
+
+_BASED = re.compile(r"\d_\{?\d")
+_LETTERS = re.compile(r"[A-Z]{2,}")
+_MARKS = re.compile(
+    r"[<>:'?]|\\(?:le|ge|ne|neq|approx|sim|mid|equiv|cap|setminus|prime)(?![a-zA-Z])|\^\*|[-+*/^]$"
+)
+
+
+def only_as_text(text: str) -> bool:
+    """Numbers with a base and orders of letters: their text is what they are."""
+    return _BASED.search(text) is not None or _LETTERS.fullmatch(text) is not None
+
+
+def marks(text: str) -> list[str]:
+    """Relations, primes and dangling operators, which a library may read over."""
+    return sorted(_MARKS.findall(text))

@@ -11,15 +11,19 @@ import functools
 import re
 
 from megatron_cgrpo.feedback.math_forms import (
+    as_interval,
     bracketed,
     elements,
     is_percentage,
+    marks,
+    only_as_text,
     plain,
     rational,
+    split_name,
     too_large,
-    unit,
-    without_name,
+    united,
 )
+from megatron_cgrpo.feedback.math_units import CHANGES_VALUE, changed_by_words, is_money, split_unit
 from megatron_cgrpo.feedback.text import boxes, without_thinking
 from megatron_cgrpo.types import Problem, Verdict
 
@@ -32,16 +36,18 @@ _FORMULA = re.compile(r"[\d\\$+*/^=!]")
 # "72 clips" is 72, but "2 pi" and "3 x" are not 2 and 3.
 _WORDS_AFTER_NUMBER = re.compile(
     r"\$?(-?\d[\d,]*(?:\.\d+)?(?:/\d+)?%?)\$?\s+"
-    r"(?!(?:sqrt|sin|cos|tan|log|exp|times|percent|and|or)\b)[A-Za-z]{3}[A-Za-z .'-]*"
+    r"([A-Za-z]{3}[A-Za-z .'-]*)"
 )
+_ASKED_WORDS = re.compile(r"percent|%|\bbase\b")
+_ASKED = {"percent": "percent", "%": "percent", "base": "base"}
 _NUMBER = re.compile(r"-?\$?\d[\d,]*(?:\.\d+)?(?:/\d+)?%?")
 
 
 def verify_math(problem: Problem, response: str) -> Verdict:
     """Verdict on the last answer that the response states; `None` when there is no readable gold.
 
-    A percent sign may be left out on one side when the question asks for a percentage. Text that
-    math-verify reads as no formula ("east") is compared as text by it.
+    A percent sign, or the base of a number, may be left out on one side when the question speaks of
+    it. Words ("east") are compared as text.
     """
     gold = problem.answer
     if not gold.strip():
@@ -49,8 +55,8 @@ def verify_math(problem: Problem, response: str) -> Verdict:
     answer = extract_answer(response)
     if answer is None:
         return Verdict(False, None, "no answer found")
-    asked_for_percent = re.search(r"percent|%", problem.question, re.IGNORECASE) is not None
-    same, reason = _same(gold, answer, asked_for_percent)
+    asked = frozenset(_ASKED[w] for w in _ASKED_WORDS.findall(problem.question.lower()))
+    same, reason = _same(gold, answer, asked)
     return Verdict(same, answer, reason)
 
 
@@ -78,85 +84,146 @@ def extract_answer(response: str) -> str | None:
     if boxed:
         return boxed[-1][1][:MAX_ANSWER]
     for stated in reversed(_MARKED.findall(text)):
-        candidate = _ANSWER_END.split(stated, maxsplit=1)[0].strip(" *_")
+        candidate = _ANSWER_END.split(stated[:MAX_ANSWER], maxsplit=1)[0].strip(" *_")
         if not (_FORMULA.search(candidate) or re.fullmatch(r"[a-zA-Z]{1,2}|pi", candidate)):
             continue  # words only: no answer was stated here
         number = _WORDS_AFTER_NUMBER.fullmatch(candidate)
-        return (number[1] if number else candidate)[:MAX_ANSWER]
+        if number and not CHANGES_VALUE.intersection(number[2].lower().split()):
+            return number[1]
+        return candidate
     numbers = _NUMBER.findall(text)
     return numbers[-1] if numbers else None
 
 
-def _same(gold: str, answer: str, percent: bool = False) -> tuple[bool | None, str]:
+def _same(gold: str, answer: str, asked: frozenset[str] = frozenset()) -> tuple[bool | None, str]:
     """Whether two answers have the same value, and how that was found."""
     left, right = plain(gold), plain(answer)
-    if left == right or without_name(left) == without_name(right):
+    if left == right or _same_words(left, right):
         return True, "the same text"
-    exact = _same_number(gold, answer, percent)
-    if exact is not None:
-        return exact, "exact comparison of rational numbers"
-    for compare in (_same_list, _same_brackets):
-        verdict = compare(left, right, percent)
+    units = {_unit(gold), _unit(answer)} - {None}
+    if len(units) > 1:
+        return False, "different units"
+    (name, left), (other, right) = split_name(left), split_name(right)
+    if name and other and name != other and len(name) == len(other) == 1:
+        return False, f"a value of {other} instead of {name}"
+    if left == right:
+        return True, "the same text"
+    for compare in (_same_number, _same_list, _same_set, _same_brackets):
+        verdict = compare(left, right, asked)
         if verdict is not None:
             return verdict
-    if too_large(left) or too_large(right):
+    if not name:
+        left, right = (as_interval(t) or t for t in (left, right))
+    return _by_library(left, right, asked)
+
+
+def _unit(text: str) -> str | None:
+    return "dollars" if is_money(text) else split_unit(split_name(plain(text))[1])[1]
+
+
+def _same_words(gold: str, answer: str) -> bool:
+    return len(gold) > 1 and gold.casefold() == answer.casefold() and gold.isalpha()
+
+
+def _by_library(gold: str, answer: str, asked: frozenset[str]) -> tuple[bool | None, str]:
+    """What is no number, list or interval: formulas, if nothing tells them apart before."""
+    if (brackets := _same_brackets(gold, answer, asked)) is not None:
+        return brackets
+    if too_large(gold) or too_large(answer):
         return False, "too large to evaluate: compared as text"
-    if "\\dots" in left + right:
+    if "\\dots" in gold + answer:
         return False, "open lists are compared as text"
-    if "=" not in left:
-        right = without_name(right)
-    return _library(left, right)
+    if only_as_text(gold) or only_as_text(answer):
+        without_base = re.sub(r"_\{?\d+\}?$", "", gold) == answer
+        return without_base and "base" in asked, "compared as text"
+    if changed_by_words(gold) != changed_by_words(answer):
+        return False, "words behind the number change it"
+    exact = rational(gold)
+    if "=" in answer and exact is not None:
+        # 2+4=6: every side must have the value.
+        sides = [_same(gold, side, asked)[0] for side in answer.split("=")]
+        return all(side is True for side in sides), "a chain of equations"
+    if marks(gold) != marks(answer):
+        return False, "a relation or sign that the gold answer does not have"
+    if exact is None and "." in answer and rational(answer) is not None:
+        return False, "a decimal number for a value that is none"
+    return _library(gold, answer)
 
 
-def _same_number(gold: str, answer: str, percent: bool) -> bool | None:
+def _same_number(gold: str, answer: str, asked: frozenset[str]) -> tuple[bool | None, str] | None:
     wanted, got = rational(gold), rational(answer)
     if wanted is None or got is None:
         return None
-    units = {unit(gold), unit(answer)} - {None}
-    if len(units) > 1:
-        return False
-    if percent and is_percentage(gold) != is_percentage(answer):
+    reason = "exact comparison of rational numbers"
+    if "percent" in asked and is_percentage(gold) != is_percentage(answer):
         scale = 100 if is_percentage(gold) else 1
         shown = got * 100 if is_percentage(answer) else got
-        return wanted == got or wanted * scale == shown
-    return wanted == got
+        return wanted == got or wanted * scale == shown, reason
+    return wanted == got, reason
 
 
-def _same_list(gold: str, answer: str, percent: bool) -> tuple[bool | None, str] | None:
+def _same_list(gold: str, answer: str, asked: frozenset[str]) -> tuple[bool | None, str] | None:
     """Lists without brackets, in any order; None when neither is one."""
     wanted, got = elements(gold), elements(answer)
     if len(wanted) == len(got) == 1:
         return None
     reason = "lists compared by their members"
+    names = [split_name(m)[0] for m in wanted]
+    if len(set(names)) > 1 and None not in names:
+        return _same_named(wanted, got, asked), reason
     if len(wanted) != len(got):
         # (3, 4) | 3, 4: the same members without brackets
-        inner = next((b for b in (bracketed(gold), bracketed(answer)) if b), None)
-        if inner is None or 1 not in (len(wanted), len(got)):
+        point, bare = (gold, got) if len(wanted) == 1 else (answer, wanted)
+        inside = bracketed(point)
+        if inside is None or inside[0] + inside[2] != "()" or "\\{" in gold + answer:
             return False, reason
-        other = got if len(wanted) == 1 else wanted
-        return _in_order(inner[1], other, percent), reason
-    rest = list(got)
-    for member in wanted:
-        hit = next((g for g in rest if _same(member, g, percent)[0] is True), None)
-        if hit is None:
-            return False, reason
-        rest.remove(hit)
-    return True, reason
+        return _in_order(inside[1], bare, asked), reason
+    return _any_order(wanted, got, asked), reason
 
 
-def _same_brackets(gold: str, answer: str, percent: bool) -> tuple[bool | None, str] | None:
+def _same_named(wanted: list[str], got: list[str], asked: frozenset[str]) -> bool:
+    """x=5, y=3: by their names, or without names in the same order."""
+    mine, theirs = dict(map(split_name, wanted)), dict(map(split_name, got))
+    if None in theirs:
+        return len(wanted) == len(got) and _in_order(
+            [split_name(w)[1] for w in wanted], [split_name(g)[1] for g in got], asked
+        )
+    return mine.keys() == theirs.keys() and all(
+        _same(value, theirs[name], asked)[0] is True for name, value in mine.items()
+    )
+
+
+def _same_set(gold: str, answer: str, asked: frozenset[str]) -> tuple[bool | None, str] | None:
+    """Unions, in any order; None when neither is one."""
+    wanted, got = united(gold), united(answer)
+    if len(wanted) == len(got) == 1:
+        return None
+    return len(wanted) == len(got) and _any_order(wanted, got, asked), "unions by their members"
+
+
+def _same_brackets(gold: str, answer: str, asked: frozenset[str]) -> tuple[bool | None, str] | None:
     """Points and intervals, in order and with the same brackets; None when one is neither."""
     wanted, got = bracketed(gold), bracketed(answer)
     if wanted is None or got is None:
         return None
     same_kind = (wanted[0], wanted[2]) == (got[0], got[2])
-    return same_kind and _in_order(wanted[1], got[1], percent), "compared member by member"
+    return same_kind and _in_order(wanted[1], got[1], asked), "compared member by member"
 
 
-def _in_order(wanted: list[str], got: list[str], percent: bool) -> bool:
+def _in_order(wanted: list[str], got: list[str], asked: frozenset[str]) -> bool:
     return len(wanted) == len(got) and all(
-        _same(w, g, percent)[0] is True for w, g in zip(wanted, got)
+        _same(w, g, asked)[0] is True for w, g in zip(wanted, got)
     )
+
+
+def _any_order(wanted: list[str], got: list[str], asked: frozenset[str]) -> bool:
+    rest = list(got)
+    for member in wanted:
+        hit = next((g for g in rest if _same(member, g, asked)[0] is True), None)
+        if hit is None:
+            return False
+        rest.remove(hit)
+    return not rest
 
 
 @functools.lru_cache(maxsize=4096)

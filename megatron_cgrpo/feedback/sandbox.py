@@ -11,7 +11,9 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from megatron_cgrpo.feedback.sandbox_child import FAILED
+import psutil
+
+from megatron_cgrpo.feedback.sandbox_child import FAILED, NO_MOUNTS
 
 _CHILD = Path(__file__).with_name("sandbox_child.py")
 _FILE_BYTES = 16 << 20
@@ -28,7 +30,7 @@ class Outcome:
     stderr: str
 
 
-def run_program(source: str, timeout_s: float, memory_mib: int) -> Outcome:
+def run_program(source: str, timeout_s: float, memory_mib: int, stdin: str = "") -> Outcome:
     """Run Python source with limits on time, memory, processes and file sizes.
 
     The program and all it starts are killed at the limit. It gets no environment of ours. See
@@ -37,10 +39,24 @@ def run_program(source: str, timeout_s: float, memory_mib: int) -> Outcome:
     Args:
         timeout_s: wall-clock and CPU seconds.
         memory_mib: address space of each of its processes.
+        stdin: what it can read.
 
     Raises:
         OSError: when the sandbox cannot be made.
     """
+    if _namespaces[0]:
+        outcome = _run(source, timeout_s, memory_mib, stdin, True)
+        if outcome.code != NO_MOUNTS:
+            return outcome
+        # User namespaces without the right to mount, as some distributions have them.
+        _namespaces[0] = False
+    return _run(source, timeout_s, memory_mib, stdin, False)
+
+
+_namespaces = [True]
+
+
+def _run(source: str, timeout_s: float, memory_mib: int, stdin: str, isolate: bool) -> Outcome:
     with (
         tempfile.TemporaryDirectory(prefix="cgrpo-") as directory,
         tempfile.TemporaryFile() as out,
@@ -48,23 +64,38 @@ def run_program(source: str, timeout_s: float, memory_mib: int) -> Outcome:
     ):
         limits = (int(timeout_s) + 1, memory_mib << 20, _FILE_BYTES)
         child = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(_CHILD), directory, *map(str, limits)],
+            [sys.executable, "-I", "-S", str(_CHILD), directory, str(int(isolate))]
+            + [str(n) for n in limits],
             stdin=subprocess.PIPE,
             stdout=out,
             stderr=err,
             start_new_session=True,
         )
+        program = source.encode("utf-8", "replace")
         try:
-            child.communicate(source.encode("utf-8", "replace"), timeout=timeout_s)
+            sent = b"%d\n%b%b" % (len(program), program, stdin.encode())
+            child.communicate(sent, timeout=timeout_s)
             code = child.returncode
         except subprocess.TimeoutExpired:
             code = None
         finally:
             _kill(child)
+            if not isolate:
+                _kill_left(directory)
         outcome = Outcome(code, _end(out), _end(err))
     if code == FAILED and outcome.stderr.startswith("sandbox: "):
         raise OSError(outcome.stderr.strip())
     return outcome
+
+
+def _kill_left(directory: str) -> None:
+    """What a program started in sessions of its own, known by its environment."""
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("HOME") == directory:
+                process.kill()
+        except psutil.Error:
+            continue
 
 
 def _kill(child: subprocess.Popen) -> None:

@@ -1,8 +1,8 @@
 """Runs one program apart from the machine. Started by `sandbox.run_program`, as a script.
 
-Arguments: directory to work in, CPU seconds, bytes of memory, bytes per file. The program comes on
-standard input. Where the kernel allows user namespaces, the program has no network, sees no other
-process, and can write only to a small disk of its own.
+Arguments: directory to work in, 1 to use namespaces, CPU seconds, bytes of memory, bytes per file.
+The program comes on standard input. Where the kernel allows user namespaces it has no network, sees
+no other process, and can write only to a small disk of its own.
 """
 
 import ctypes
@@ -19,8 +19,8 @@ _NOBODY = 65534
 _DISK = b"size=64m,mode=700"
 _PROCESSES = 64
 PROGRAM = "program.py"
-FAILED = 97
-"""Exit code when the sandbox itself could not be made."""
+FAILED, NO_MOUNTS = 97, 98
+"""Exit codes when the sandbox could not be made; the second where it can without namespaces."""
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -71,6 +71,8 @@ def limit(cpu_s: int, memory: int, file_bytes: int, isolated: bool) -> None:
         # Outside of a namespace it would count all processes of the user.
         limits[resource.RLIMIT_NPROC] = _PROCESSES
     for name, value in limits.items():
+        hard = resource.getrlimit(name)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(name, (value, value))
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
@@ -79,41 +81,71 @@ def wait(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def main(directory: str, cpu_s: int, memory: int, file_bytes: int) -> None:
-    program = sys.stdin.buffer.read()
-    parent = os.getppid()
-    try:
-        leave_namespaces()
-        isolated = True
-    except OSError:
-        isolated = False
+def read_program() -> bytes:
+    """A line with its length, then the program; what follows stays for the program to read."""
+    length = b""
+    while not length.endswith(b"\n"):
+        length += os.read(0, 1)
+    program = b""
+    while len(program) < int(length):
+        program += os.read(0, int(length) - len(program))
+    return program
+
+
+def execute(directory: str, limits: tuple[int, int, int], isolated: bool) -> None:
+    """Does not return."""
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    limit(*limits, isolated)
+    environment = {"PATH": "/usr/bin:/bin", "HOME": directory, "TMPDIR": directory}
+    environment |= {"LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+    os.execve(sys.executable, [sys.executable, "-I", "-B", PROGRAM], environment)
+
+
+def first_process(directory: str, program: bytes, limits: tuple, isolated: bool) -> int:
+    """Process 1 of the namespace: when it ends, the kernel kills all others there."""
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if isolated:
+        try:
+            mount_private(directory)
+        except OSError as e:
+            print(f"sandbox: {e}", file=sys.stderr, flush=True)
+            return NO_MOUNTS
+    os.chdir(directory)
+    with open(PROGRAM, "wb") as f:
+        f.write(program)
+    second = os.fork()
+    if second == 0:
+        execute(directory, limits, isolated)
+    code = wait(second)
+    return code if code >= 0 else 128 - code
+
+
+def main(directory: str, isolate: bool, limits: tuple[int, int, int]) -> int:
+    program, parent, isolated = read_program(), os.getppid(), False
+    if isolate:
+        try:
+            leave_namespaces()
+            isolated = True
+        except OSError:
+            pass
     # After the change of user, which clears it.
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
-        os._exit(1)
+        return FAILED
     first = os.fork()
     if first == 0:
-        # Process 1 of the namespace: when it ends, the kernel kills all others there.
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        try:
-            if isolated:
-                mount_private(directory)
-        except OSError as e:
-            print(f"sandbox: {e}", file=sys.stderr, flush=True)
-            os._exit(FAILED)
-        os.chdir(directory)
-        with open(PROGRAM, "wb") as f:
-            f.write(program)
-        second = os.fork()
-        if second == 0:
-            limit(cpu_s, memory, file_bytes, isolated)
-            environment = {"PATH": "/usr/bin:/bin", "HOME": directory, "TMPDIR": directory}
-            environment |= {"LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
-            os.execve(sys.executable, [sys.executable, "-I", "-B", PROGRAM], environment)
-        code = wait(second)
-        os._exit(code if code >= 0 else 128 - code)
-    os._exit(wait(first))
+        os._exit(guarded(first_process, directory, program, limits, isolated))
+    return wait(first)
+
+
+def guarded(action, *args) -> int:
+    """The exit code of an action; FAILED, and what it was, for an error before the program runs."""
+    try:
+        return action(*args)
+    except Exception as e:
+        print(f"sandbox: {type(e).__name__}: {e}", file=sys.stderr, flush=True)
+        return FAILED
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *(int(a) for a in sys.argv[2:5]))
+    os._exit(guarded(main, sys.argv[1], sys.argv[2] == "1", tuple(int(a) for a in sys.argv[3:6])))

@@ -9,6 +9,7 @@ MAX_CHARACTERS = 40_000
 
 _THINK = re.compile(r"<think>.*?</think>", re.DOTALL)
 _BOX = "\\boxed{"
+_BRACES = re.compile(r"\\boxed\{|[{}]")
 
 
 def without_thinking(response: str) -> str:
@@ -21,14 +22,12 @@ def without_thinking(response: str) -> str:
 
 def boxes(text: str) -> list[tuple[int, str]]:
     """(position, content) of every complete \\boxed{…} with balanced braces, in order."""
-    found = []
-    at = text.find(_BOX)
-    while at >= 0:
-        depth, start = 1, at + len(_BOX)
-        for i in range(start, len(text)):
-            depth += {"{": 1, "}": -1}.get(text[i], 0)
-            if depth == 0:
-                found.append((at, text[start:i].strip()))
-                break
-        at = text.find(_BOX, at + 1)
-    return found
+    found: list[tuple[int, str]] = []
+    open_braces: list[int | None] = []  # where a box began, or None for a brace of another kind
+    for m in _BRACES.finditer(text):
+        if m[0] == "}":
+            if open_braces and (start := open_braces.pop()) is not None:
+                found.append((start, text[start + len(_BOX) : m.start()].strip()))
+        else:
+            open_braces.append(m.start() if m[0] == _BOX else None)
+    return sorted(found)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from megatron_cgrpo.config.feedback import Feedback
 from megatron_cgrpo.config.schema import Fields
 from megatron_cgrpo.data.problems import load_problems
+from megatron_cgrpo.feedback import sandbox
 from megatron_cgrpo.feedback.code_verifier import extract_program, unusable_tests, verify_code
 from megatron_cgrpo.feedback.sandbox import not_isolated, run_program
 from tests.unit.test_feedback import grade_with
@@ -33,8 +36,6 @@ MBPP = {
 
 @pytest.fixture(scope="module")
 def problems(tmp_path_factory):
-    import json
-
     path = tmp_path_factory.mktemp("code") / "problems.jsonl"
     path.write_text("\n".join(map(json.dumps, (HUMANEVAL, MBPP))))
     return load_problems(path, Fields(), "code")
@@ -82,8 +83,7 @@ def test_the_reason_is_what_python_said(problems, program, said):
 
 def test_no_program_is_wrong_and_bad_tests_are_named(problems):
     assert judge(problems[1], "The square of x is x times x.").reason == "no program found"
-    assert extract_program("x = 3") is None
-    from dataclasses import replace
+    assert extract_program("x = 3", set()) is None
 
     def broken(**meta):
         return unusable_tests(replace(problems[1], meta={**problems[1].meta, **meta}), 3.0, 512)
@@ -157,6 +157,62 @@ def test_endless_output_and_files_are_cut():
     assert outcome.code != 0 and len(outcome.stdout) <= 4000
     outcome = run_program("open('big', 'wb').write(bytes(1 << 28))", 5.0, 512)
     assert outcome.code != 0
+
+
+TOKEN_THIEF = """
+import glob, os, re, sys
+text = "".join(open(f).read() for f in glob.glob("*"))
+text += " ".join(sys.argv) + str(os.environ)
+for token in re.findall(r"[0-9a-f]{16}", text):
+    print(token)
+os._exit(0)
+"""
+
+
+def test_the_mark_of_success_stands_in_no_file(problems):
+    assert judge(problems[1], f"```python\n{TOKEN_THIEF}```").correct is False
+
+
+@pytest.mark.parametrize(
+    ("number", "response"),
+    [
+        (1, "```python\ndef square(x): return x * x\n```\nIt prints\n```text\n4\n```\nDone."),
+        (1, "```python\ndef square(x): return x * x\n```\nExample\n```python\nsquare(2)\n```"),
+        (1, "  ```py\n  def square(x):\n      return x * x\n  ```"),
+        (1, "~~~python\ndef square(x): return x * x\n~~~"),
+        (1, "```python\ndef square(x): return x * x\nif __name__ == '__main__':\n    input()\n```"),
+        (1, "```python\nimport math\n```\nand\n```python\nsquare = lambda x: math.pow(x, 2)\n```"),
+        (2, "```python\ndef total(xs: List[int]) -> int:\n    return helper(sum(xs))\n```"),
+    ],
+)
+def test_common_forms_of_responses(problems, number, response):
+    with_helper = replace(
+        problems[0],
+        meta={
+            "prompt": "from typing import List\n\ndef helper(x):\n    return x\n\n"
+            "def total(xs: List[int]) -> int:\n    ...\n",
+            "entry_point": "total",
+            "tests": "assert total([1, 2]) == 3",
+        },
+    )
+    verdict = judge([*problems, with_helper][number], response)
+    assert verdict.correct is True, verdict
+
+
+def test_without_namespaces_limits_and_kills_still_hold(monkeypatch, problems):
+    monkeypatch.setattr(sandbox, "_namespaces", [False])
+    assert judge(problems[1], "```python\ndef square(x): return x * x\n```").correct is True
+    mark = f"cgrpo-plain-{os.getpid()}"
+    program = f"import os, time\nos.setsid()\n# {mark}\nwhile True: time.sleep(0.1)"
+    assert run_program(program, 1.0, 512).code is None
+    home = [p.info["environ"] or {} for p in psutil.process_iter(["environ"])]
+    assert not any(e.get("HOME", "").startswith("/tmp/cgrpo-") for e in home)
+
+
+def test_more_memory_than_the_worker_may_have(problems):
+    jobs = [(problems[1], "```python\ndef square(x): return x * x\n```")]
+    options = Feedback(memory_mib=256, code_memory_mib=100_000)
+    assert grade_with(options, jobs)[0][0].correct is True
 
 
 def test_in_the_pool(problems):

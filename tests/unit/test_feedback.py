@@ -116,6 +116,82 @@ WRONG += [
 ]
 
 
+def boxed(pairs):
+    return [(gold, f"\\boxed{{{answer}}}") for gold, answer in pairs]
+
+
+# Found by an adversarial reading of the rules.
+RIGHT += boxed(
+    [
+        (r"\pm 5", "5, -5"),
+        ("5,-5", r"\pm 5"),
+        (r"3\pm\sqrt{2}", r"3+\sqrt2, 3-\sqrt2"),
+        ("1234", r"1\,234"),
+        ("6", r"\text{6}"),
+        ("6", r"\mathbf{6}"),
+        (r"\text{east}", "east"),
+        (r"\text{Yes}", "yes"),
+        (r"0.\overline{3}", r"\frac{1}{3}"),
+        (r"[0,\infty)", r"x\ge 0"),
+        (r"[1,2]", r"1\le x\le 2"),
+        ("x>5", r"(5,\infty)"),
+        (r"(0,1)\cup(2,3)", r"(2,3)\cup(0,1)"),
+        ("x=5, y=3", "y=3, x=5"),
+        ("x=5, y=3", "5, 3"),
+        ("6", "2+4=6"),
+        ("12_8", "12_8"),
+        ("BAC", "BAC"),
+        ("5 cm", r"5\text{ centimeters}"),
+        ("x=2, x=3", "3, 2"),
+        ("f(x)=2x+1", "y=1+2x"),
+    ]
+)
+WRONG += boxed(
+    [
+        ("x=5, y=3", "x=3, y=5"),
+        ("p=3, q=5", "q=3, p=5"),
+        ("x=5, y=3", "3, 5"),
+        ("x=2", "y=2"),
+        (r"(0,1)\cup(2,3)", r"(0,1)\cap(2,3)"),
+        (r"(0,1)\cup(2,3)", r"(0,1)\setminus(2,3)"),
+        (r"(-\infty,-1)\cup(1,\infty)", r"(-\infty,-1]\cup[1,\infty)"),
+        ("2", "2 xy"),
+        ("2", "2 abc"),
+        ("3", r"3\text{i}"),
+        ("4", r"4\text{x}"),
+        ("3", r"3\text{ million}"),
+        ("3", r"3\text{ dozen}"),
+        ("5", r"5\text{ squared}"),
+        ("2", r"2\text{ times 5}"),
+        ("6", r"6 \text{ or more}"),
+        ("10 km", "10 miles"),
+        (r"3\text{ feet}", r"3\text{ inches}"),
+        (r"3\text{ days}", r"3\text{ weeks}"),
+        (r"5\text{ m}^2", r"5\text{ m}^3"),
+        (r"5\text{ km/h}", r"5\text{ m/s}"),
+        (r"\$5", "5 cents"),
+        ("12_8", "12"),
+        ("12_8", "12_9"),
+        ("5", "5_8"),
+        ("BAC", "CAB"),
+        (r"\pi", "3.14159265"),
+        (r"\sqrt2", "1.4142136"),
+        ("6", "6+"),
+        ("6", "6?"),
+        ("6", "6^*"),
+        ("6", r"\le 6"),
+        ("6", r"n \mid 6"),
+        ("6", "7=6"),
+        ("2:1", "2"),
+        ("f'(x)", "f(x)"),
+        ("(1,2)", r"\{1,2\}"),
+        ("1,2", "[1,2]"),
+        ("1,2;3", "1;2,3"),
+    ]
+)
+WRONG += [("5", f"Answer: 5 {w}") for w in ("million", "minus two", "squared", "plus pi", "halves")]
+
+
 @pytest.mark.parametrize(("gold", "response"), RIGHT)
 def test_right_answers(gold, response):
     assert verify_math(problem(gold), response).correct is True
