@@ -63,7 +63,8 @@ class Verdict:
 class Critique:
     """Natural-language feedback on one response.
 
-    `says_correct` is the label that it ends in (None: no clear one). A model's critique took
+    `says_correct` is the label that it ends in (None: no clear one); `shows_answer` tells whether
+    it may carry the gold answer. A model's critique took
     `tokens_in` prompt tokens, `tokens_out` of its own, and `seconds` in all.
     """
 
@@ -71,6 +72,7 @@ class Critique:
     text: str
     says_correct: bool | None = None
     critic: str = "rule"
+    shows_answer: bool = False
     tokens_in: int = 0
     tokens_out: int = 0
     seconds: float = 0.0

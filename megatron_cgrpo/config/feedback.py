@@ -60,16 +60,17 @@ class Critic(Section):
     max_requests_per_step: Positive | None = None
     """Budget of a step: requests sent, retries included."""
     max_tokens_per_step: Positive | None = None
-    """Budget of a step: prompt and critique tokens."""
+    """Budget of a step: prompt and critique tokens; requests in flight count with the most that
+    they can take."""
     max_cost_per_step: Annotated[float, Field(gt=0)] | None = None
     """Budget of a step in the currency of the prices."""
     price_in: Annotated[float, Field(ge=0)] = 0.0
     """Price of a million prompt tokens."""
     price_out: Annotated[float, Field(ge=0)] = 0.0
     """Price of a million critique tokens."""
-    breaker_failures: Positive = 5
-    """After so many critiques in a row that could not be had, no request is sent for
-    `breaker_pause_s`."""
+    breaker_failures: Positive = 10
+    """After so many failed requests in a row (429 counts when it was the last try), none is sent
+    for `breaker_pause_s`."""
     breaker_pause_s: Annotated[float, Field(gt=0)] = 60.0
     """Then one request tries whether the critic is back."""
     fallback: Literal["skip", "indicative", "indicative_gt"] = "skip"
@@ -84,6 +85,11 @@ class Critic(Section):
             raise ValueError("feedback.critic takes url or engine, not both")
         if self.url is not None and self.model is None:
             raise ValueError("feedback.critic.url needs feedback.critic.model, its name there")
+        if self.url is not None and ("@" in self.url or "?" in self.url):
+            raise ValueError(
+                "feedback.critic.url must hold no key or password: it is saved with the run; set "
+                "feedback.critic.api_key_env"
+            )
         budget = self.max_cost_per_step
         if budget is not None and not (self.price_in or self.price_out):
             raise ValueError(

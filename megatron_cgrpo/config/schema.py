@@ -282,16 +282,28 @@ class Config(Section):
                 "algorithm.critique=cot needs a critic: set feedback.critic.url and model, or "
                 "feedback.critic.engine.path"
             )
+        guards, training = self.training.guards, self.training
+        if guards.refinement_share is not None and not training.measure_refinement_gradient:
+            raise ValueError(
+                "training.guards.refinement_share needs training.measure_refinement_gradient=true"
+            )
+        on_gpus = self.rollout.placement != "cpu"
+        taken = set(range(self.parallel.world_size)) | set(self.rollout.gpus)
         for name, engine in (
             ("feedback.critic.engine", critic.engine),
             ("feedback.refiner", self.feedback.refiner),
         ):
-            on_gpus = self.rollout.placement != "cpu"
             if engine and on_gpus and len(engine.gpus) != engine.servers * engine.tensor:
                 raise ValueError(
                     f"{name}.gpus needs {engine.servers * engine.tensor} GPU indices "
                     "(servers × tensor)"
                 )
+            if engine and on_gpus and taken.intersection(engine.gpus):
+                raise ValueError(
+                    f"{name}.gpus {sorted(taken.intersection(engine.gpus))} belong to the trainer "
+                    "or to other engines"
+                )
+            taken |= set(engine.gpus) if engine else set()
 
     def _check_engines(self) -> None:
         r = self.rollout

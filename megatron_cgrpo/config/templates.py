@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from megatron_cgrpo.config.errors import ConfigError
+
+OMISSION = "\n[...]\n"
 
 
 def fill(template: str, **values: str) -> str:
@@ -18,6 +21,23 @@ def fill(template: str, **values: str) -> str:
         out += [rest[:at], values[name]]
         rest = rest[at + len(name) + 2 :]
     return "".join(out) + rest
+
+
+def without_middle(text: str, fits: Callable[[str], bool]) -> str | None:
+    """The text, its middle left out as far as needed to fit; None when nothing of it fits."""
+    if fits(text):
+        return text
+    if not fits(OMISSION):
+        return None
+    # As many characters as fit; token counts are monotone enough for bisection.
+    low, high = 0, len(text) // 2
+    while low < high:
+        keep = (low + high + 1) // 2
+        if fits(text[:keep] + OMISSION + text[-keep:]):
+            low = keep
+        else:
+            high = keep - 1
+    return text[:low] + OMISSION + (text[-low:] if low else "")
 
 
 def read_template(path: str | Path, names: tuple[str, ...]) -> str:

@@ -7,10 +7,8 @@ from pathlib import Path
 
 from megatron_cgrpo.config.errors import ConfigError
 from megatron_cgrpo.config.schema import Config, Data
-from megatron_cgrpo.config.templates import fill, read_template
+from megatron_cgrpo.config.templates import fill, read_template, without_middle
 from megatron_cgrpo.types import Problem
-
-OMISSION = "\n[...]\n"
 
 
 class PromptBuilder:
@@ -56,25 +54,14 @@ class PromptBuilder:
         Raises:
             ValueError: when problem and critique alone exceed the limit.
         """
-        ids = self._refinement(problem, response, critique)
-        if len(ids) <= limit:
-            return ids, False
-        bare = len(self._refinement(problem, OMISSION, critique))
-        if bare > limit:
+        kept = without_middle(
+            response, lambda text: len(self._refinement(problem, text, critique)) <= limit
+        )
+        if kept is None:
             raise ValueError(
-                f"problem {problem.id!r} with its critique needs {bare} tokens, limit {limit}"
+                f"problem {problem.id!r} with its critique is too long (limit {limit} tokens)"
             )
-        # Keep as many characters as fit; token counts are monotone enough for bisection.
-        low, high = 0, len(response) // 2
-        while low < high:
-            keep = (low + high + 1) // 2
-            cut = response[:keep] + OMISSION + response[-keep:]
-            if len(self._refinement(problem, cut, critique)) <= limit:
-                low = keep
-            else:
-                high = keep - 1
-        cut = response[:low] + OMISSION + (response[-low:] if low else "")
-        return self._refinement(problem, cut, critique), True
+        return self._refinement(problem, kept, critique), kept != response
 
     def _refinement(self, problem: Problem, response: str, critique: str) -> tuple[int, ...]:
         text = fill(self._refine, question=problem.question, response=response, critique=critique)

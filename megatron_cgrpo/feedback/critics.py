@@ -8,16 +8,11 @@ from megatron_cgrpo.config.errors import ConfigError
 from megatron_cgrpo.types import Critique, Problem, Sample
 
 MODEL_CRITIQUES = ("cot", "self")
-"""Critiques that a language model writes."""
+"""Critiques that a language model writes, with a judgement of its own."""
 
 
 class Critic:
     """Writes a critique of one response."""
-
-    labels = False
-    """Whether its critiques carry a judgement of their own, beside the verifier's."""
-    shows_answer = False
-    """Whether its critiques may carry the gold answer."""
 
     async def __call__(
         self, problem: Problem, sample: Sample, siblings: Sequence[Sample] = ()
@@ -47,17 +42,17 @@ class IndicativeCritic(Critic):
     """
 
     def __init__(self, ground_truth: bool) -> None:
-        self.shows_answer = ground_truth
+        self._shows_answer = ground_truth
 
     async def __call__(
         self, problem: Problem, sample: Sample, siblings: Sequence[Sample] = ()
     ) -> Critique:
         right = bool(sample.verdict.correct)
         text = "The attempt is correct." if right else "The attempt is wrong."
-        if self.shows_answer:
+        if self._shows_answer:
             text += f" The correct final answer is {problem.answer}."
-        kind = "indicative_gt" if self.shows_answer else "indicative"
-        return Critique(kind, text, says_correct=right)
+        kind = "indicative_gt" if self._shows_answer else "indicative"
+        return Critique(kind, text, right, shows_answer=self._shows_answer)
 
 
 class ExecutionCritic(Critic):
@@ -78,7 +73,6 @@ class ChainCritic(Critic):
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
-        self.shows_answer = kind != "indicative"
 
     async def __call__(
         self, problem: Problem, sample: Sample, siblings: Sequence[Sample] = ()
@@ -90,7 +84,7 @@ class ChainCritic(Critic):
         right = bool(sample.verdict.correct)
         if right != (text == "right"):
             text = "right" if right else "wrong"
-        return Critique(self._kind, text, right, critic="chain")
+        return Critique(self._kind, text, right, "chain", shows_answer=self._kind != "indicative")
 
 
 def check_critique(kind: str, problem_kinds: set[str]) -> None:

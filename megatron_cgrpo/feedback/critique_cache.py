@@ -34,7 +34,10 @@ class CritiqueCache:
         row = self._try(
             lambda: self._file.execute("SELECT reply FROM replies WHERE key = ?", [key]).fetchone()
         )
-        return Reply(**json.loads(row[0])) if row else None
+        try:
+            return Reply(**json.loads(row[0])) if row else None
+        except (TypeError, ValueError):
+            return None  # of another release, or damaged: asked for again
 
     def put(self, key: str, reply: Reply) -> None:
         def write() -> None:
@@ -50,6 +53,8 @@ class CritiqueCache:
 
     def _open(self) -> None:
         self._file = sqlite3.connect(self._path)
+        # A critique that a power cut loses is asked for again: no wait for the disk.
+        self._file.execute("PRAGMA synchronous = OFF")
         with self._file:
             self._file.execute(
                 "CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, reply TEXT)"

@@ -21,6 +21,9 @@ async def unusable_golds(
 
     async def one(problem: Problem) -> tuple[str, str | None]:
         reason = await pool.unusable_gold(problem)
+        if reason is not None:
+            # A busy machine must not cost a problem.
+            reason = await pool.unusable_gold(problem)
         progress()
         return problem.id, reason
 

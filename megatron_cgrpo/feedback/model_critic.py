@@ -8,13 +8,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from megatron_cgrpo.config.feedback import Critic as CriticOptions
-from megatron_cgrpo.config.templates import fill, read_template
+from megatron_cgrpo.config.templates import fill, read_template, without_middle
 from megatron_cgrpo.feedback.critics import Critic, IndicativeCritic
 from megatron_cgrpo.feedback.critique_cache import CritiqueCache
 from megatron_cgrpo.feedback.labels import END, conclusion
 from megatron_cgrpo.feedback.weather import Breaker, Budget, Usage, pause_before_retry
-from megatron_cgrpo.feedback.writers import Reply, Writer, WriterError
+from megatron_cgrpo.feedback.writers import Messages, Reply, Writer, WriterError, estimate_tokens
 from megatron_cgrpo.types import Critique, Problem, Sample
+
+_ENGINE_REQUESTS = 10_000
 
 
 class ModelCritic(Critic):
@@ -29,8 +31,6 @@ class ModelCritic(Critic):
         say: told once per step about outages and spent budgets.
     """
 
-    labels = True
-
     def __init__(
         self,
         kind: str,
@@ -42,7 +42,12 @@ class ModelCritic(Critic):
     ) -> None:
         self._kind, self._writer, self._options = kind, writer, options
         self._template, self._cache, self._say = template, cache, say
-        self.shows_answer = "{answer}" in template
+        self._shows_answer = "{answer}" in template
+        self._name = str(options.model or options.engine and options.engine.path)
+        # Engines of ours take what they can; an endpoint gets no more than it is said to bear.
+        at_once = options.concurrency if options.url is not None else _ENGINE_REQUESTS
+        self._slots = asyncio.Semaphore(at_once)
+        self._asking: dict[str, asyncio.Future[Reply | None]] = {}
         self._budget = Budget(options)
         self._breaker = Breaker(options.breaker_failures, options.breaker_pause_s)
         self._fallback = None
@@ -56,15 +61,10 @@ class ModelCritic(Critic):
     async def __call__(
         self, problem: Problem, sample: Sample, siblings: Sequence[Sample] = ()
     ) -> Critique | None:
-        text = fill(
-            self._template,
-            question=problem.question,
-            response=sample.completion.text,
-            answer=problem.answer,
-        )
         start = time.monotonic()
-        reply = await self._reply([{"role": "user", "content": text}])
-        if reply is None:
+        messages = self._messages(problem, sample)
+        reply = await self._cached(messages) if messages else None
+        if reply is None or not reply.text.strip():
             return await self._fallback(problem, sample) if self._fallback else None
         label = conclusion(reply.text, reply.truncated)
         self.usage.no_label += label is None
@@ -72,56 +72,87 @@ class ModelCritic(Critic):
             self._kind,
             reply.text.replace(END, "").strip(),
             label,
-            critic=str(self._writer.identity()[-1]) if self._kind == "cot" else "policy",
+            critic="policy" if self._kind == "self" else self._name,
+            shows_answer=self._shows_answer,
             tokens_in=reply.tokens_in,
             tokens_out=reply.tokens_out,
             seconds=time.monotonic() - start,
         )
 
-    async def _reply(self, messages: list[dict[str, str]]) -> Reply | None:
+    def _messages(self, problem: Problem, sample: Sample) -> Messages | None:
+        """The prompt; a response that is too long for the model loses its middle. None where even
+        the problem alone is."""
+
+        def around(response: str) -> Messages:
+            known = {"question": problem.question, "answer": problem.answer}
+            return [{"role": "user", "content": fill(self._template, response=response, **known)}]
+
+        text = sample.completion.text
+        kept = without_middle(text, lambda part: self._writer.fits(around(part)))
+        self.usage.not_fitting += kept is None
+        return None if kept is None else around(kept)
+
+    async def _cached(self, messages: Messages) -> Reply | None:
+        """The reply from the cache, from whoever asks the same just now, or from the model."""
         o = self._options
         key = CritiqueCache.key(self._writer.identity(), messages, o.temperature, o.max_tokens)
         reply = self._cache.get(key) if self._cache else None
         if reply is not None:
             self.usage.cached += 1
             return reply
-        start = time.monotonic()
-        reply = await self._ask(messages, int(key[:7], 16))
-        if reply is not None:
-            self.usage.seconds.append(time.monotonic() - start)
-            if self._cache:
-                self._cache.put(key, reply)
+        if key in self._asking:
+            self.usage.cached += 1
+            return await asyncio.shield(self._asking[key])
+        self._asking[key] = asyncio.ensure_future(self._ask(messages, int(key[:7], 16)))
+        try:
+            reply = await self._asking[key]
+        finally:
+            del self._asking[key]
+        if reply is not None and self._cache:
+            self._cache.put(key, reply)
         return reply
 
-    async def _ask(self, messages: list[dict[str, str]], seed: int) -> Reply | None:
+    async def _ask(self, messages: Messages, seed: int) -> Reply | None:
         """Send, and send again; None when it is of no use."""
-        usage, attempt = self.usage, 0
+        usage, size, attempt = self.usage, estimate_tokens(messages), 0
         while True:
-            if self._budget.spent(usage):
-                usage.over_budget += 1
-                self._say_once("the critic's budget of this step is spent")
-                return None
-            if not self._breaker.allows():
-                usage.refused_by_breaker += 1
-                return None
-            usage.requests += 1
-            try:
-                reply = await self._writer.write(messages, seed)
-            except WriterError as e:
-                if e.retry and attempt < self._options.retries:
-                    usage.retries += 1
-                    await asyncio.sleep(pause_before_retry(attempt, e.after_s))
-                    attempt += 1
-                    continue
+            async with self._slots:
+                # Checked when it is this request's turn: others may have failed or spent meanwhile.
+                if not self._may_send(size):
+                    return None
+                usage.requests += 1
+                start = time.monotonic()
+                try:
+                    with self._budget.holding(size):
+                        reply = await self._writer.write(messages, seed)
+                except WriterError as e:
+                    error = e
+                else:
+                    self._breaker.succeeded()
+                    usage.tokens_in += reply.tokens_in
+                    usage.tokens_out += reply.tokens_out
+                    usage.seconds.append(time.monotonic() - start)
+                    return reply
+            again = error.retry and attempt < self._options.retries
+            if not error.of_prompt and not (error.busy and again):
+                self._breaker.failed()
+            if not again:
                 usage.failures += 1
-                if not e.of_prompt:
-                    self._breaker.failed()
-                self._say_once(f"no critique: {e}")
+                self._say_once(f"no critique: {error}")
                 return None
-            self._breaker.succeeded()
-            usage.tokens_in += reply.tokens_in
-            usage.tokens_out += reply.tokens_out
-            return reply
+            usage.retries += 1
+            await asyncio.sleep(pause_before_retry(attempt, error.after_s))
+            attempt += 1
+
+    def _may_send(self, size: int) -> bool:
+        if not self._budget.allows(self.usage, size):
+            self.usage.over_budget += 1
+            self._say_once("the critic's budget of this step is spent")
+            return False
+        if not self._breaker.allows():
+            self.usage.refused_by_breaker += 1
+            return False
+        return True
 
     def _say_once(self, message: str) -> None:
         if not self._said:
@@ -138,9 +169,10 @@ class ModelCritic(Critic):
             "critic/over_budget": u.over_budget,
             "critic/refused_by_breaker": u.refused_by_breaker,
             "critic/no_label": u.no_label,
+            "critic/not_fitting": u.not_fitting,
             "critic/tokens_in": u.tokens_in,
             "critic/tokens_out": u.tokens_out,
-            "critic/cost": self._budget.cost(u),
+            "critic/cost": self._budget.cost(u.tokens_in, u.tokens_out),
             "critic/seconds": sum(u.seconds) / len(u.seconds) if u.seconds else 0.0,
         }
 

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
 from megatron_cgrpo.config.feedback import Noise
-from megatron_cgrpo.feedback.critics import Critic
+from megatron_cgrpo.feedback.critics import MODEL_CRITIQUES, Critic
 from megatron_cgrpo.types import Critique, Problem, Sample
+
+_CONCLUSION = re.compile(r"(Conclusion:[ *_]{0,6})(correct|wrong)", re.IGNORECASE)
+_OPPOSITE = {"correct": "wrong", "wrong": "correct"}
 
 
 class NoisyCritic(Critic):
     """Another critic, a share of whose critiques is disturbed.
 
-    `flip`: the response is spoken of as if its verdict were the opposite, and a label of the
-    critic's own is turned around. `swap`: the critique is that of another response of the group.
+    `flip`: the response is spoken of as if its verdict were the opposite; a model's conclusion is
+    turned around. `swap`: the critique is that of another response of the group.
     Which critiques are disturbed depends on nothing but seed, problem and response.
     """
 
     def __init__(self, critic: Critic, noise: Noise, seed: int) -> None:
         self._critic, self._noise, self._seed = critic, noise, seed
-        self.labels, self.shows_answer = critic.labels, critic.shows_answer
         self._disturbed = 0
 
     async def __call__(
@@ -37,9 +40,11 @@ class NoisyCritic(Critic):
             return await self._critic(problem, rng.choice(others) if others else sample, siblings)
         opposite = replace(sample.verdict, correct=not sample.verdict.correct)
         critique = await self._critic(problem, replace(sample, verdict=opposite), siblings)
-        if self.labels and critique is not None and critique.says_correct is not None:
-            critique = replace(critique, says_correct=not critique.says_correct)
-        return critique
+        if critique is None or critique.kind not in MODEL_CRITIQUES:
+            return critique
+        said = critique.says_correct
+        text = _CONCLUSION.sub(lambda m: m[1] + _OPPOSITE[m[2].lower()], critique.text)
+        return replace(critique, text=text, says_correct=None if said is None else not said)
 
     def begin_step(self) -> None:
         self._disturbed = 0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from megatron_cgrpo.config.feedback import Critic as CriticOptions
@@ -23,6 +25,7 @@ class Usage:
     over_budget: int = 0
     refused_by_breaker: int = 0
     no_label: int = 0
+    not_fitting: int = 0
     tokens_in: int = 0
     tokens_out: int = 0
     seconds: list[float] = field(default_factory=list)
@@ -33,21 +36,33 @@ class Budget:
 
     def __init__(self, options: CriticOptions) -> None:
         self._options = options
+        self._in_flight = [0, 0]
 
-    def cost(self, usage: Usage) -> float:
+    def cost(self, tokens_in: int, tokens_out: int) -> float:
         """In the currency of the prices."""
-        o = self._options
-        return (usage.tokens_in * o.price_in + usage.tokens_out * o.price_out) / 1e6
+        return (tokens_in * self._options.price_in + tokens_out * self._options.price_out) / 1e6
 
-    def spent(self, usage: Usage) -> bool:
-        """Whether no further request may be sent."""
+    def allows(self, usage: Usage, prompt_tokens: int) -> bool:
+        """Whether one more request may be sent, should it and those in flight take the most."""
         o = self._options
+        most_in = usage.tokens_in + self._in_flight[0] + prompt_tokens
+        most_out = usage.tokens_out + self._in_flight[1] + o.max_tokens
         limits = (
-            (usage.requests, o.max_requests_per_step),
-            (usage.tokens_in + usage.tokens_out, o.max_tokens_per_step),
-            (self.cost(usage), o.max_cost_per_step),
+            (usage.requests + 1, o.max_requests_per_step),
+            (most_in + most_out, o.max_tokens_per_step),
+            (self.cost(most_in, most_out), o.max_cost_per_step),
         )
-        return any(limit is not None and value >= limit for value, limit in limits)
+        return all(limit is None or value <= limit for value, limit in limits)
+
+    @contextlib.contextmanager
+    def holding(self, prompt_tokens: int) -> Iterator[None]:
+        """While a request of this size is in flight."""
+        held = (prompt_tokens, self._options.max_tokens)
+        self._in_flight = [a + b for a, b in zip(self._in_flight, held)]
+        try:
+            yield
+        finally:
+            self._in_flight = [a - b for a, b in zip(self._in_flight, held)]
 
 
 class Breaker:

@@ -23,11 +23,17 @@ class Reply:
     tokens_out: int
 
 
-class WriterError(RuntimeError):
+def estimate_tokens(messages: Messages) -> int:
+    """Where nobody counts them: four characters a token."""
+    return sum(len(m["content"]) for m in messages) // 4 + 1
+
+
+class WriterError(Exception):
     """No reply.
 
     `retry` tells whether asking again may help, `after_s` how long to wait, `of_prompt` that this
-    prompt was refused (too long) and others need not be.
+    prompt was refused (too long) and others need not be, `busy` that the service is there and asks
+    for patience.
     """
 
     def __init__(
@@ -36,14 +42,18 @@ class WriterError(RuntimeError):
         retry: bool = True,
         after_s: float | None = None,
         of_prompt: bool = False,
+        busy: bool = False,
     ) -> None:
         super().__init__(message)
-        self.retry, self.after_s, self.of_prompt = retry, after_s, of_prompt
+        self.retry, self.after_s, self.of_prompt, self.busy = retry, after_s, of_prompt, busy
 
 
 class Writer(Protocol):
     def identity(self) -> list[Any]:
         """What a reply depends on beside the prompt and the sampling settings."""
+
+    def fits(self, messages: Messages) -> bool:
+        """Whether prompt and reply fit into the model's context, as far as is known."""
 
     async def write(self, messages: Messages, seed: int) -> Reply:
         """One reply.
@@ -71,17 +81,19 @@ class EndpointWriter:
         self._client = openai.AsyncOpenAI(
             base_url=options.url, api_key=key, max_retries=0, timeout=options.timeout_s
         )
-        self._slots = asyncio.Semaphore(options.concurrency)
 
     def identity(self) -> list[Any]:
         return [self._options.url, self._options.model]
+
+    def fits(self, messages: Messages) -> bool:
+        return True
 
     async def write(self, messages: Messages, seed: int) -> Reply:
         """As `Writer.write`; a request is given up after `timeout_s` in all, also when the answer
         comes in drips."""
         o, openai = self._options, self._openai
         try:
-            async with self._slots, asyncio.timeout(o.timeout_s):
+            async with asyncio.timeout(o.timeout_s):
                 answer = await self._client.chat.completions.create(
                     model=o.model,
                     messages=messages,
@@ -89,30 +101,30 @@ class EndpointWriter:
                     max_tokens=o.max_tokens,
                     seed=seed,
                 )
-            return self._parse(answer)
+            return self._parse(answer, messages)
         except TimeoutError as e:
             raise WriterError(f"no answer within {o.timeout_s:g} s") from e
         except openai.APIStatusError as e:
             retry = e.status_code in (408, 409, 429) or e.status_code >= 500
             message = self._redacted(f"HTTP {e.status_code}: {e.message}")
             of_prompt = e.status_code in (400, 413, 422)
-            raise WriterError(message, retry, _retry_after(e.response), of_prompt) from e
-        except (openai.APIError, ValueError, LookupError, TypeError, AttributeError) as e:
+            after_s, busy = _retry_after(e.response), e.status_code == 429
+            raise WriterError(message, retry, after_s, of_prompt, busy) from e
+        except Exception as e:
             # Dropped connections, cut bodies, JSON of another shape: whatever a bad proxy sends.
             raise WriterError(self._redacted(f"{type(e).__name__}: {e}")) from e
 
     @staticmethod
-    def _parse(answer: Any) -> Reply:
+    def _parse(answer: Any, prompt: Messages) -> Reply:
         choice, usage = answer.choices[0], answer.usage
-        text = choice.message.content
-        if not isinstance(text, str) or not text.strip():
+        # Empty where a model has thought until its limit: paid for all the same.
+        text = choice.message.content or ""
+        if not isinstance(text, str):
             raise ValueError("the answer holds no text")
-        return Reply(
-            text,
-            choice.finish_reason == "length",
-            int(usage.prompt_tokens) if usage else 0,
-            int(usage.completion_tokens) if usage else 0,
-        )
+        tokens = (usage.prompt_tokens, usage.completion_tokens) if usage else (None, None)
+        sizes = (estimate_tokens(prompt), estimate_tokens([{"content": text}]))
+        counted = [int(n) if n is not None else size for n, size in zip(tokens, sizes)]
+        return Reply(text, choice.finish_reason == "length", *counted)
 
     def _redacted(self, text: str) -> str:
         return (text.replace(self._key, "***") if self._key else text)[:500]
@@ -129,7 +141,9 @@ def _retry_after(response: Any) -> float | None:
 
 
 class Generator(Protocol):
-    """A fleet of engines."""
+    """A fleet of engines; `context` is their longest sequence in tokens."""
+
+    context: int
 
     async def generate(
         self, prompt_ids: tuple[int, ...], *, n: int, temperature: float, seed: int, max_tokens: int
@@ -141,8 +155,9 @@ class EngineWriter:
 
     Args:
         render: messages → prompt token ids.
-        version: what the engines' weights are called now.
         name: of the model.
+        version: what the engines' weights are called now.
+        trained: they are the policy's: without them the run cannot go on either.
     """
 
     def __init__(
@@ -152,16 +167,19 @@ class EngineWriter:
         options: CriticOptions,
         name: str,
         version: Callable[[], int] = lambda: 0,
+        trained: bool = False,
     ) -> None:
         self._fleet, self._render, self._options = fleet, render, options
-        self._name, self._version = name, version
+        self._name, self._version, self._trained = name, version, trained
 
     def identity(self) -> list[Any]:
         return [self._name, self._version()]
 
+    def fits(self, messages: Messages) -> bool:
+        return len(self._render(messages)) + self._options.max_tokens <= self._fleet.context
+
     async def write(self, messages: Messages, seed: int) -> Reply:
-        """As `Writer.write`. The fleet retries and restarts by itself: its errors end the run, as
-        those of generation do."""
+        """As `Writer.write`. The fleet retries and restarts by itself."""
         o, prompt = self._options, self._render(messages)
         try:
             (c,) = await self._fleet.generate(
@@ -170,6 +188,11 @@ class EngineWriter:
         except ValueError as e:
             # The response under critique leaves no room in the engine's context.
             raise WriterError(str(e), retry=False, of_prompt=True) from e
+        except RuntimeError as e:
+            # A fleet that cannot be brought back.
+            if self._trained:
+                raise
+            raise WriterError(str(e), retry=False) from e
         return Reply(c.text, c.truncated, len(prompt), len(c.token_ids))
 
     async def close(self) -> None:

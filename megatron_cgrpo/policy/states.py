@@ -40,7 +40,10 @@ def read_run_state(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: when the file is damaged.
     """
-    return read_json(path / RUN_STATE)
+    state = read_json(path / RUN_STATE)
+    if not isinstance(state, dict):
+        raise ValueError(f"{path / RUN_STATE} is damaged: it holds no JSON object")
+    return state
 
 
 def complete_states(root: Path) -> list[Path]:

@@ -10,6 +10,8 @@ from megatron_cgrpo.config.feedback import Engine
 from megatron_cgrpo.config.schema import Config, Model
 from megatron_cgrpo.rollout.fleet import EngineFleet
 
+CRITIC, REFINER = "critic", "refiner"
+
 
 def fleet_of(config: Config, engine: Engine, log_dir: Path, name: str) -> EngineFleet:
     """Servers of another model, with the timeouts and retries of the policy's.
@@ -29,6 +31,8 @@ def fleet_of(config: Config, engine: Engine, log_dir: Path, name: str) -> Engine
             "gpu_memory_utilization": engine.gpu_memory_utilization,
             "kv_cache_mib": engine.kv_cache_mib,
             "extra_args": engine.extra_args,
+            # The refiner continues the policy's prompts; a critic has a language of its own.
+            "stop": config.rollout.stop if name == REFINER else (),
         }
     )
     model = Model(path=engine.path, dtype=engine.dtype, context_length=context)

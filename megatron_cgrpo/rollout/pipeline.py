@@ -16,7 +16,7 @@ from megatron_cgrpo.algorithm.advantages import with_advantages
 from megatron_cgrpo.algorithm.selection import is_answer_copy, select_refinements, trigger_fires
 from megatron_cgrpo.config.schema import Config
 from megatron_cgrpo.data.prompts import PromptBuilder
-from megatron_cgrpo.feedback.critics import Critic
+from megatron_cgrpo.feedback.critics import MODEL_CRITIQUES, Critic
 from megatron_cgrpo.feedback.pool import VerifierPool
 from megatron_cgrpo.rollout.fleet import EngineFleet
 from megatron_cgrpo.types import Completion, Critique, Group, Problem, Sample, Verdict
@@ -186,7 +186,7 @@ class RolloutPipeline:
         self, problem: Problem, sample: Sample, siblings: list[Sample], counts: RolloutCounts
     ) -> Critique | None:
         critique = await self._critic(problem, sample, siblings)
-        if self._critic.labels and critique is not None:
+        if critique is not None and critique.kind in MODEL_CRITIQUES:
             counts.agreement[critique.says_correct, sample.verdict.correct] += 1
         return critique
 
@@ -197,7 +197,7 @@ class RolloutPipeline:
 
         async def one(sample: Sample) -> Sample:
             critique = await self._critique(problem, sample, samples, counts)
-            if critique is None:
+            if critique is None or critique.kind not in MODEL_CRITIQUES:
                 # An outage: training goes on with what the verifier says.
                 counts.labels_from_rule += 1
                 return sample
@@ -216,10 +216,10 @@ class RolloutPipeline:
     def _count_copies(
         self, responses: list[Sample], refined: list[Sample], counts: RolloutCounts
     ) -> None:
-        if self._critic is None or not self._critic.shows_answer:
-            return
         share = self._config.algorithm.answer_copy_share
         for sample in refined:
+            if sample.critique is None or not sample.critique.shows_answer:
+                continue
             counts.right_refinements += sample.verdict.correct is True
             counts.answer_copies += is_answer_copy(sample, responses[sample.parent], share)
 

@@ -42,7 +42,9 @@ class Controller:
         ConfigError, DataError: for unusable data, prompts or settings, before any server starts.
     """
 
-    def __init__(self, config: Config, context: int, logger: RunLogger) -> None:
+    def __init__(
+        self, config: Config, context: int, logger: RunLogger, resumed: bool = False
+    ) -> None:
         self.config, self._logger = config, logger
         tokenizer = load_tokenizer(config)
         d, v, r = config.data, config.validation, config.rollout
@@ -55,10 +57,9 @@ class Controller:
         self._pool = VerifierPool(config.feedback, kinds)
         self._runner = asyncio.Runner()
         if "code" in kinds and (reachable := not_isolated()):
-            logger.say(f"[bold red]programs under test can reach: {reachable}[/]")
+            logger.warn(f"programs under test can reach: {reachable}")
         if d.check_golds:
-            problems = self._usable(problems, d.path)
-            held_out = self._usable(held_out, v.path)
+            problems, held_out = self._check_golds(problems, held_out, resumed)
         self._problems, dropped = within_limit(problems, prompts, r.max_prompt_tokens)
         self._validation = []
         if held_out:
@@ -69,18 +70,13 @@ class Controller:
         check_count(config, len(self._problems))
         self.sampler = ProblemSampler(len(self._problems), config.run.seed, d.shuffle)
         self.fleet = EngineFleet(config, context, logger.root)
-        self._staff = FeedbackStaff(
-            config, kinds, self.fleet, prompts, logger.root, self._say_warning
-        )
+        self._staff = FeedbackStaff(config, kinds, self.fleet, prompts, logger.root, logger.warn)
         self._pipeline = RolloutPipeline(
             config, self.fleet, self._pool, self._staff.critic, prompts, self._staff.refiner
         )
         self._fleets = [self.fleet, *self._staff.fleets]
         for fleet in self._fleets:
             fleet.start()
-
-    def _say_warning(self, message: str) -> None:
-        self._logger.say(f"[bold red]{message}[/]")
 
     def _usable(self, problems: list[Problem], path: str | None) -> list[Problem]:
         """Those whose gold answers can be judged against; the others are named.
@@ -92,14 +88,14 @@ class Controller:
             return []
         with self._progress("gold answers", len(problems)) as advance:
             unusable = self._run(unusable_golds(self._pool, problems, advance))
+        with open(self._logger.root / EXCLUDED, "a", encoding="utf-8") as f:
+            for name, why in unusable.items():
+                f.write(json.dumps({"file": path, "id": name, "reason": why}) + "\n")
         if unusable:
-            rows = [{"file": path, "id": i, "reason": why} for i, why in unusable.items()]
-            with open(self._logger.root / EXCLUDED, "a", encoding="utf-8") as f:
-                f.writelines(json.dumps(row) + "\n" for row in rows)
-            names = ", ".join(list(unusable)[:NAMED])
-            self._logger.say(
-                f"[bold red]excluded {len(unusable)} problems of {path}: their gold answers cannot "
-                f"be judged against[/] ({EXCLUDED}): {names}{' …' if len(unusable) > NAMED else ''}"
+            names = ", ".join(list(unusable)[:NAMED]) + (" …" if len(unusable) > NAMED else "")
+            self._logger.warn(
+                f"excluded {len(unusable)} problems of {path}: their gold answers cannot be judged "
+                f"against ({EXCLUDED}): {names}"
             )
         if len(unusable) == len(problems):
             raise ConfigError(
@@ -107,6 +103,23 @@ class Controller:
                 f"{next(iter(unusable.values()))}); is data.kind right?"
             )
         return [p for p in problems if p.id not in unusable]
+
+    def _check_golds(
+        self, problems: list[Problem], held_out: list[Problem], resumed: bool
+    ) -> tuple[list[Problem], list[Problem]]:
+        """Both without the problems that cannot be judged. A run that continues leaves out what it
+        left out before: its place in the data counts the others."""
+        d, v = self.config.data, self.config.validation
+        written = self._logger.root / EXCLUDED
+        if resumed and written.exists():
+            rows = [json.loads(line) for line in written.read_text().splitlines()]
+            out = {(r["file"], r["id"]) for r in rows}
+            return (
+                [p for p in problems if (d.path, p.id) not in out],
+                [p for p in held_out if (v.path, p.id) not in out],
+            )
+        written.unlink(missing_ok=True)
+        return self._usable(problems, d.path), self._usable(held_out, v.path)
 
     def wait_ready(self) -> None:
         """Block until the servers answer."""

@@ -16,15 +16,18 @@ from megatron_cgrpo.feedback.model_critic import ModelCritic, critique_template
 from megatron_cgrpo.feedback.noise import NoisyCritic
 from megatron_cgrpo.feedback.writers import EndpointWriter, EngineWriter, Writer
 from megatron_cgrpo.rollout.fleet import EngineFleet
-from megatron_cgrpo.rollout.others import engine_context, fleet_of
+from megatron_cgrpo.rollout.others import CRITIC, REFINER, engine_context, fleet_of
 
 CACHE = "critiques.sqlite"
 """File of a run with the critiques of models."""
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
-def check_feedback(config: Config, kinds: set[str]) -> None:
+def check_feedback(config: Config, kinds: set[str], context: int) -> None:
     """Refuse settings of critic and refiner that cannot work, before anything is started.
+
+    Args:
+        context: longest sequence of the policy.
 
     Raises:
         ConfigError: one sentence with what is wrong and what to do.
@@ -38,10 +41,20 @@ def check_feedback(config: Config, kinds: set[str]) -> None:
     if critique == "cot" and f.critic.url is not None:
         api_key(config)
     if critique == "cot" and f.critic.engine is not None:
-        engine_context(f.critic.engine)
+        _check_room(f.critic.max_tokens, engine_context(f.critic.engine))
         tokenizer_in(Path(f.critic.engine.path))
+    if critique == "self":
+        _check_room(f.critic.max_tokens, config.model.context_length or context)
     if f.refiner is not None:
         _check_refiner(config)
+
+
+def _check_room(max_tokens: int, context: int) -> None:
+    if max_tokens >= context:
+        raise ConfigError(
+            f"feedback.critic.max_tokens={max_tokens} leaves no room for a prompt in the critic's "
+            f"context of {context} tokens"
+        )
 
 
 def _check_refiner(config: Config) -> None:
@@ -103,7 +116,7 @@ class FeedbackStaff:
             return
         f = config.feedback
         if f.refiner is not None:
-            self.refiner = self._fleet(f.refiner, "refiner")
+            self.refiner = self._fleet(f.refiner, REFINER)
         self.critic = self._critic(kinds)
         if self.critic is not None and f.noise.share > 0:
             self.critic = NoisyCritic(self.critic, f.noise, config.run.seed)
@@ -126,13 +139,14 @@ class FeedbackStaff:
         if kind == "self":
             fleet = self._policy
             return EngineWriter(
-                fleet, self._prompts.render, options, "policy", lambda: fleet.version
+                fleet, self._prompts.render, options, "policy", lambda: fleet.version, True
             )
         if options.url is not None:
             return EndpointWriter(options, api_key(self._config))
         engine = options.engine
         render = chat_renderer(tokenizer_in(Path(engine.path)))
-        return EngineWriter(self._fleet(engine, "critic"), render, options, engine.path)
+        fleet = self._fleet(engine, CRITIC)
+        return EngineWriter(fleet, render, options, engine.path)
 
     async def close(self) -> None:
         """Leave connections and files; the fleets are the controller's to stop."""

@@ -12,10 +12,11 @@ from typing import Any, TextIO
 
 import yaml
 from rich.console import Console
+from rich.markup import escape
 
 from megatron_cgrpo.config.errors import ConfigError
 from megatron_cgrpo.config.schema import Config
-from megatron_cgrpo.policy.states import STATES, is_complete, latest_state
+from megatron_cgrpo.policy.states import STATES, is_complete, latest_state, sweep
 from megatron_cgrpo.process import stop_signals_held
 
 STOPPED = "stopped"
@@ -35,6 +36,8 @@ def prepare_run_directory(config: Config, again: bool = False) -> Path:
             the checkpoint to resume from is not there.
     """
     root = Path(config.run.directory).expanduser().absolute() / config.run.name
+    # Before a checkpoint is chosen: one of them may have been replaced half-way.
+    sweep(root / STATES)
     if config.run.overwrite:
         wanted = Path(config.training.resume).absolute()
         if root in wanted.parents:
@@ -132,10 +135,14 @@ class RunLogger:
             file.write("".join(json.dumps(row) + "\n" for row in rows))
             file.flush()
         except OSError as e:
-            self.say(f"[bold red]cannot write {file.name}: {e.strerror}[/]")
+            self.warn(f"cannot write {file.name}: {e.strerror}")
 
     def say(self, text: str) -> None:
         self.console.print(text, highlight=False)
+
+    def warn(self, message: str) -> None:
+        """Say what somebody else worded: nothing in it is markup."""
+        self.say(f"[bold red]{escape(message)}[/]")
 
     def close(self) -> None:
         self._metrics.close()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from rich.markup import escape
 
 from megatron_cgrpo.algorithm.batch import Batch, build_batch
 from megatron_cgrpo.config.checks import check_model
@@ -132,14 +133,15 @@ class Session:
             [Path(model.path), Path(model.tokenizer or model.path)],
             self._say_error,
         )
-        self.controller = Controller(self.config, context, self.logger)
+        self.controller = Controller(self.config, context, self.logger, self._resumed is not None)
         if self._resumed is not None:
             self.controller.sampler.load_state_dict(self._resumed["sampler"])
-            self.logger.say(f"continuing after step {self._resumed['step']} ({self._checkpoint})")
+            where = escape(str(self._checkpoint))
+            self.logger.say(f"continuing after step {self._resumed['step']} ({where})")
 
     def _say_error(self, message: str) -> None:
         if self.logger is not None:
-            self.logger.say(f"[bold red]{message}[/]")
+            self.logger.warn(message)
 
     def _park_engines(self) -> None:
         self.controller.wait_ready()

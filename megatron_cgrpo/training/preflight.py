@@ -40,7 +40,7 @@ def preflight(config: Config) -> ModelShape:
         }
     check_kinds(kinds, config.feedback)
     check_count(config, len(problems))
-    check_feedback(config, kinds)
+    check_feedback(config, kinds, shape.context)
     PromptBuilder(load_tokenizer(config), d, refine_template(config.feedback.refine_prompt))
     return shape
 

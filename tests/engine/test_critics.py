@@ -118,9 +118,9 @@ def test_an_outage_opens_the_breaker_and_heals(proxy, fleet, fallback, says):
     for c in critiques[:5]:
         assert (c is None) if says is None else (says in c.text and c.says_correct is False)
     assert [c.kind for c in critiques[5:]] == ["cot", "cot"]
-    # Two failures of two requests each, then silence until the pause is over.
-    assert usage.failures == 2 and usage.refused_by_breaker == 3
-    assert proxy.seen == usage.requests == 6
+    # Two requests that failed, then silence until the pause is over.
+    assert usage.failures == 1 and usage.refused_by_breaker == 4
+    assert proxy.seen == usage.requests == 4
     assert len(told) == 1 and told[0].startswith("no critique: ")
 
 
@@ -143,16 +143,64 @@ def test_what_was_paid_for_is_not_paid_again(proxy, fleet, tmp_path):
     "budget",
     [
         {"max_requests_per_step": 2},
-        {"max_tokens_per_step": 25},
-        {"max_cost_per_step": 25.0, "price_in": 1e6, "price_out": 1e6},
+        {"max_tokens_per_step": 40},
+        {"max_cost_per_step": 40.0, "price_in": 1e6, "price_out": 1e6},
     ],
 )
-def test_budgets(proxy, fleet, budget):
+def test_budgets_hold_with_many_at_once(proxy, fleet, budget):
     told = Told()
-    critiques, usage = ask(proxy, fleet, list("abcde"), told=told, **budget)
+
+    async def main():
+        o = Options(url=proxy.url, model="policy", max_tokens=8, concurrency=4, **budget)
+        writer = EndpointWriter(o, fleet.servers[0].token)
+        critic = ModelCritic("cot", writer, o, TEMPLATE, None, told)
+        try:
+            texts = [f"t{i}" for i in range(30)]
+            got = await asyncio.gather(*(critic(PROBLEM, sample(t)) for t in texts))
+            return got, critic.usage, critic.metrics()["critic/cost"]
+        finally:
+            await critic.close()
+
+    critiques, usage, cost = asyncio.run(main())
     got = sum(c is not None for c in critiques)
-    assert 1 <= got <= 3 and usage.over_budget == 5 - got == 5 - usage.requests
+    assert 1 <= got <= 4 and usage.over_budget == 30 - got == 30 - usage.requests
+    assert usage.tokens_in + usage.tokens_out <= 60 and cost <= 60
     assert told == ["the critic's budget of this step is spent"]
+
+
+def test_the_breaker_holds_with_many_at_once(proxy, fleet):
+    """Who waits for a turn while others fail does not ask any more."""
+    proxy.always = "401"
+
+    async def main():
+        o = Options(url=proxy.url, model="policy", concurrency=4, breaker_failures=3)
+        writer = EndpointWriter(o, fleet.servers[0].token)
+        critic = ModelCritic("cot", writer, o, TEMPLATE, None, Told())
+        try:
+            await asyncio.gather(*(critic(PROBLEM, sample(f"t{i}")) for i in range(40)))
+            return critic.usage
+        finally:
+            await critic.close()
+
+    usage = asyncio.run(main())
+    assert usage.requests <= 3 + 4 and usage.refused_by_breaker == 40 - usage.requests
+
+
+def test_the_same_question_at_once_is_paid_once(proxy, fleet):
+    async def main():
+        o = Options(url=proxy.url, model="policy", max_tokens=8)
+        critic = ModelCritic(
+            "cot", EndpointWriter(o, fleet.servers[0].token), o, TEMPLATE, None, Told()
+        )
+        try:
+            got = await asyncio.gather(*(critic(PROBLEM, sample("same")) for _ in range(5)))
+            return got, critic.usage
+        finally:
+            await critic.close()
+
+    critiques, usage = asyncio.run(main())
+    assert usage.requests == 1 and usage.cached == 4
+    assert len({c.text for c in critiques}) == 1
 
 
 def test_a_refused_key_is_never_repeated(proxy, fleet, tmp_path):
@@ -226,12 +274,15 @@ def test_too_long_a_response_is_no_outage(fleet, policy):
         critic = ModelCritic("self", writer, o, TEMPLATE, None, Told())
         await fleet.open()
         try:
-            return [await critic(PROBLEM, sample(t)) for t in ("1" * 400, "1+2=4")]
+            critiques = [await critic(PROBLEM, sample(t)) for t in ("1" * 400, "1+2=4")]
+            return critiques, critic.usage
         finally:
             await fleet.close()
 
-    long, short = asyncio.run(main())
-    assert long is None and short is not None
+    (long, short), usage = asyncio.run(main())
+    # Cut in its middle, as for a refinement.
+    assert long is not None and short is not None
+    assert 200 < long.tokens_in <= chain.CONTEXT - 8 and usage.failures == usage.not_fitting == 0
 
 
 def test_our_prompt_asks_for_a_label():

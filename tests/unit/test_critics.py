@@ -10,13 +10,18 @@ import pytest
 from megatron_cgrpo.algorithm.selection import is_answer_copy, select_refinements
 from megatron_cgrpo.config import ConfigError, parse_config
 from megatron_cgrpo.config.algorithm import Algorithm
+from megatron_cgrpo.config.feedback import Critic as CriticOptions
 from megatron_cgrpo.config.feedback import Noise
 from megatron_cgrpo.config.training import Guards
 from megatron_cgrpo.feedback.critics import ChainCritic, ExecutionCritic, rule_critic
+from megatron_cgrpo.feedback.critique_cache import CritiqueCache
 from megatron_cgrpo.feedback.labels import conclusion
+from megatron_cgrpo.feedback.model_critic import ModelCritic
 from megatron_cgrpo.feedback.noise import NoisyCritic
+from megatron_cgrpo.feedback.writers import Reply
 from megatron_cgrpo.training.feedback import api_key, check_feedback
 from megatron_cgrpo.training.guards import METRICS, Watch
+from megatron_cgrpo.training.logger import RunLogger
 from megatron_cgrpo.types import Completion, Problem, Sample, Verdict
 from megatron_cgrpo.worlds import chain
 from tests.unit.test_config import BASE
@@ -92,6 +97,56 @@ def test_swapped_critiques_are_those_of_other_responses():
     assert {c.text for c in flipped} == {"right"}
 
 
+class Says:
+    """A model that always writes the same."""
+
+    def __init__(self, text):
+        self.text = text
+
+    def identity(self):
+        return ["says"]
+
+    def fits(self, messages):
+        return True
+
+    async def write(self, messages, seed):
+        return Reply(self.text, False, 1, 1)
+
+    async def close(self):
+        pass
+
+
+def test_a_models_conclusion_is_flipped_in_its_text_too():
+    model = Says("Step 2 is off.\nConclusion: wrong [END]")
+    critic = ModelCritic("cot", model, CriticOptions(), "{question}{response}", None, print)
+    (critique,), disturbed = noisy("flip", 1.0, critic, MATH, [sample("x")])
+    assert disturbed == 1 and critique.says_correct is True
+    assert critique.text == "Step 2 is off.\nConclusion: correct"
+    # The fallback is a rule's: flipped once, by its verdict.
+    silent = ModelCritic(
+        "cot", Says(" "), CriticOptions(fallback="indicative"), "{question}{response}", None, print
+    )
+    (critique,), _ = noisy("flip", 1.0, silent, MATH, [sample("x")])
+    assert critique.says_correct is True and critique.text == "The attempt is correct."
+
+
+def test_what_servers_say_is_no_markup(tmp_path):
+    config = parse_config({**BASE, "logging": {"wandb": {"mode": "disabled"}}})
+    logger = RunLogger(config, tmp_path)
+    logger.warn("HTTP 404: [/v1/chat/completions] not [bold]found[/x]")
+    logger.close()
+
+
+def test_a_damaged_row_of_the_cache_is_asked_for_again(tmp_path):
+    cache = CritiqueCache(tmp_path / "c", print)
+    with cache._file:
+        cache._file.execute("INSERT INTO replies VALUES ('k', '[1, 2')")
+        cache._file.execute("INSERT INTO replies VALUES ('l', '{\"x\": 1}')")
+    assert cache.get("k") is None and cache.get("l") is None
+    cache.put("k", Reply("t", False, 1, 2))
+    assert cache.get("k") == Reply("t", False, 1, 2)
+
+
 def test_execution_critique_is_what_python_said():
     code = Problem("p", MATH.messages, "", "code")
     told = asyncio.run(ExecutionCritic()(code, sample("x")))
@@ -139,6 +194,23 @@ def test_guards_warn_and_then_stop():
         (
             {
                 "rollout": {"placement": "split", "gpus": [1]},
+                "feedback": {"refiner": {"path": "p", "gpus": [1]}},
+            },
+            r"gpus \[1\] belong to the trainer or to other engines",
+        ),
+        (
+            {
+                "training": {
+                    "guards": {"refinement_share": 0.5},
+                    "measure_refinement_gradient": False,
+                }
+            },
+            "refinement_share needs training.measure_refinement_gradient",
+        ),
+        ({"feedback": {"critic": {"url": "http://u:p@x/v1", "model": "m"}}}, "must hold no key"),
+        (
+            {
+                "rollout": {"placement": "split", "gpus": [1]},
                 "feedback": {"refiner": {"path": "p", "servers": 2}},
             },
             "feedback.refiner.gpus needs 2 GPU indices",
@@ -157,10 +229,10 @@ def test_keys_come_from_the_environment(monkeypatch):
     )
     monkeypatch.delenv("SOME_KEY", raising=False)
     with pytest.raises(ConfigError, match="environment variable SOME_KEY"):
-        check_feedback(config, {"math"})
+        check_feedback(config, {"math"}, 4096)
     monkeypatch.setenv("SOME_KEY", "secret-value")
-    check_feedback(config, {"math"})
+    check_feedback(config, {"math"}, 4096)
     assert api_key(config) == "secret-value"
     assert "secret-value" not in config.model_dump_json()
     with pytest.raises(ConfigError, match="critique=step is for problems of kind chain"):
-        check_feedback(parse_config({**BASE, "algorithm": {"critique": "step"}}), {"math"})
+        check_feedback(parse_config({**BASE, "algorithm": {"critique": "step"}}), {"math"}, 4096)

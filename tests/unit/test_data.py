@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from megatron_cgrpo.config.errors import ConfigError
 from megatron_cgrpo.config.schema import Data, Fields
+from megatron_cgrpo.config.templates import OMISSION, fill
 from megatron_cgrpo.data.problems import DataError, load_problems, normalize_answer
-from megatron_cgrpo.data.prompts import OMISSION, PromptBuilder, fill, refine_template, within_limit
+from megatron_cgrpo.data.prompts import PromptBuilder, refine_template, within_limit
 from megatron_cgrpo.data.sampler import ProblemSampler
 from megatron_cgrpo.types import Problem
 from tests.tiny import make_tokenizer

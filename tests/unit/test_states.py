@@ -70,6 +70,9 @@ def test_a_damaged_run_state_stops_no_other_checkpoint(tmp_path):
     (tmp_path / "step_000003" / "run.json").write_text("{")
     with pytest.raises(ValueError, match=r"run\.json is not valid JSON"):
         read_run_state(latest_state(tmp_path))
+    (tmp_path / "step_000003" / "run.json").write_text("[]")
+    save(tmp_path, 4, 0.1)
+    assert latest_state(tmp_path).name == "step_000004"
 
 
 def test_what_a_killed_run_left_is_swept(tmp_path):
