@@ -23,7 +23,6 @@ LAUNCHER = Path(f"{sys.prefix}-launch") / "bin" / "python"
 STEPS = 6
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
     pytest.mark.skipif(not LAUNCHER.exists(), reason=f"no {LAUNCHER} (make launch-env)"),
 ]
@@ -102,6 +101,7 @@ def straight(cluster, root):
     return rows
 
 
+@pytest.mark.slow
 def test_a_preempted_job_goes_on_with_the_same_metrics(cluster, root, straight):
     code, out, (job,) = submit(cluster, root, "preempted", "--requeue")
     assert code == 0, out
@@ -119,6 +119,7 @@ def test_a_preempted_job_goes_on_with_the_same_metrics(cluster, root, straight):
     assert not (root / "preempted" / "failures").exists()
 
 
+@pytest.mark.long
 def test_a_crash_ends_the_job_and_it_is_tried_again(cluster, root, straight):
     _, _, (job,) = submit(cluster, root, "crashed", "--requeue")
     wait_for_step(root, "crashed", 3)
@@ -131,6 +132,7 @@ def test_a_crash_ends_the_job_and_it_is_tried_again(cluster, root, straight):
     assert steps_of(root, "crashed") == straight
 
 
+@pytest.mark.slow
 def test_scancel_leaves_no_process(cluster, root):
     _, _, (job,) = submit(cluster, root, "cancelled", "--requeue", steps=200)
     wait_for_step(root, "cancelled", 1)
@@ -143,6 +145,7 @@ def test_scancel_leaves_no_process(cluster, root):
         time.sleep(0.5)
 
 
+@pytest.mark.slow
 def test_a_configuration_error_is_said_once_and_not_tried_again(cluster, root):
     code, out, (job,) = submit(
         cluster, root, "refused", "--requeue", wait=True, data={"path": "/nowhere/x.jsonl"}
