@@ -6,8 +6,11 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from launch.layout import layout_of
 from launch.settings import Cluster
-from launch.trainer_config import LaunchError, placement, run_directory, world_size
+from launch.trainer_config import option, run_directory
 
 SUBMITTED = "submitted.yaml"
 """The configuration as it was when the job was submitted."""
@@ -15,68 +18,53 @@ OUTCOME = "outcome"
 """File of the run directory in which the trainer says how it ended: see training/cluster.py."""
 FAILURES = "failures"
 """File of the run directory with a line for each attempt that ended without an outcome."""
-# Master ports of jobs that share a node differ by job id.
-_PORTS = 10_000
-_FIRST_PORT = 20_000
+# Every job has a block of ports below those that the system gives out, by its id: the master's,
+# then those of the servers (rollout.port), of a critic's and of a refiner's.
+_FIRST_PORT, _PORTS, _BLOCKS = 20_000, 256, 47
+_EXIT_CODES = {"stopped": 85, "guard": 3}
 # The agent waits this long for ranks that finish their step after the warning.
 _SHUTDOWN_S = 24 * 3600
 _LONGEST_PAUSE_S = 600
 
 
-def check_size(config: dict[str, Any], cluster: Cluster) -> int:
-    """Trainer ranks of one node.
+def node_script(config: dict[str, Any], cluster: Cluster, again: bool = False) -> str:
+    """What every node runs: torchrun with this node's ranks, or the servers of a node of theirs.
 
-    Raises:
-        LaunchError: when the ranks do not divide over the nodes, or exceed the GPUs.
+    Its exit code says on the first node how the run ended.
+
+    Args:
+        again: the job continues what an earlier one began.
     """
-    ranks, nodes = world_size(config), node_count(config, cluster)
-    if ranks % nodes:
-        raise LaunchError(f"parallel.world_size={ranks} does not divide over {nodes} nodes")
-    each = ranks // nodes
-    if cluster.gpus_per_node is not None and each > cluster.gpus_per_node:
-        raise LaunchError(
-            f"parallel.world_size={ranks} needs {each} GPUs on each of {nodes} nodes, which have "
-            f"{cluster.gpus_per_node}"
-        )
-    return each
-
-
-def node_count(config: dict[str, Any], cluster: Cluster) -> int:
-    """Nodes as asked for, else as many as the ranks need."""
-    ranks = world_size(config)
-    return cluster.nodes or -(-ranks // (cluster.gpus_per_node or ranks))
-
-
-def check_engines(config: dict[str, Any], cluster: Cluster) -> None:
-    """Refuse what the trainer cannot do yet.
-
-    Raises:
-        LaunchError: engines on GPUs of several nodes.
-    """
-    if node_count(config, cluster) > 1 and placement(config) != "cpu":
-        raise LaunchError(
-            f"rollout.placement={placement(config)} on several nodes is not supported yet: its "
-            "engines start on the first node only"
-        )
-
-
-def node_script(config: dict[str, Any], cluster: Cluster) -> str:
-    """What every node runs: torchrun with this node's ranks."""
-    file = run_directory(config) / SUBMITTED
-    # Ignored by torchrun's agent; the ranks handle it.
-    lines = ["trap '' USR1"]
+    layout = layout_of(config, cluster)
+    root = run_directory(config)
+    # Ignored by torchrun's agent and by the servers; the ranks handle it.
+    # On SIGTERM this shell waits for the ranks too.
+    lines = ["trap '' USR1", "trap : TERM"]
     lines += [f"export {k}={shlex.quote(v)}" for k, v in _environment(config, cluster).items()]
+    common = [str(root / SUBMITTED), "--attempt", "$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}"]
+    if option(config, "rollout.port", None) is None:
+        common.insert(1, "rollout.port=$((MASTER_PORT + 1))")
+    if layout.server_nodes:
+        serve = [cluster.python, "-m", "megatron_cgrpo.rollout.host", *common]
+        serve += ["--node", f"$((SLURM_NODEID - {layout.trainer_nodes}))"]
+        lines += [f"if [ $SLURM_NODEID -ge {layout.trainer_nodes} ]; then"]
+        lines += [f"  exec {_joined(serve)}", "fi"]
     command = [cluster.python, "-m", "torch.distributed.run"]
-    command += [f"--nproc-per-node={check_size(config, cluster)}", "--max-restarts=0"]
-    command += [f"--shutdown-timeout={_SHUTDOWN_S}", "--nnodes=$SLURM_NNODES"]
+    command += [f"--nproc-per-node={layout.ranks}", "--max-restarts=0"]
+    command += [f"--shutdown-timeout={_SHUTDOWN_S}", f"--nnodes={layout.trainer_nodes}"]
     command += ["--node-rank=$SLURM_NODEID", "--master-addr=$MASTER_ADDR"]
-    command += ["--master-port=$MASTER_PORT", "-m", "megatron_cgrpo.training.cluster", str(file)]
-    lines.append("exec " + " ".join(_quoted(part) for part in command))
+    command += ["--master-port=$MASTER_PORT", "-m", "megatron_cgrpo.training.cluster", *common]
+    command += ["--again"] if again else ["${SLURM_RESTART_COUNT:+--again}"]
+    lines += [f"{_joined(command)} || exit $?", "[ $SLURM_NODEID = 0 ] || exit 0"]
+    outcome = shlex.quote(str(root / OUTCOME))
+    lines.append(f"case $(head -n 1 {outcome}) in")
+    lines += [f"  {ended}) exit {code} ;;" for ended, code in _EXIT_CODES.items()]
+    lines += ["esac"]
     return "\n".join(lines)
 
 
-def _quoted(part: str) -> str:
-    return part if "$" in part else shlex.quote(part)
+def _joined(command: list[str]) -> str:
+    return " ".join(part if "$" in part else shlex.quote(part) for part in command)
 
 
 def _environment(config: dict[str, Any], cluster: Cluster) -> dict[str, str]:
@@ -87,8 +75,10 @@ def _environment(config: dict[str, Any], cluster: Cluster) -> dict[str, str]:
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         "PYTHONWARNINGS": "ignore",
         "PYTHONUNBUFFERED": "1",
+        # srun's unbuffered output looks like a terminal: no progress bars into a log.
+        "TTY_COMPATIBLE": "0",
     }
-    if placement(config) == "cpu":
+    if option(config, "rollout.placement", "cpu") == "cpu":
         env |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "TORCH_COMPILE_DISABLE": "1"}
     return env | cluster.env
 
@@ -104,8 +94,12 @@ def setup_lines(config: dict[str, Any], cluster: Cluster) -> str:
     root = run_directory(config)
     outcome, failures = (shlex.quote(str(root / name)) for name in (OUTCOME, FAILURES))
     return f"""
-export MASTER_ADDR=$head_node_ip
-export MASTER_PORT=$(({_FIRST_PORT} + SLURM_JOB_ID % {_PORTS}))
+export MASTER_ADDR=${{head_node_ip%% *}}
+if [[ $MASTER_ADDR == 127.* ]]; then
+  # /etc/hosts of the node hides its address; Slurm knows one.
+  MASTER_ADDR=$(command scontrol show node -o "$head_node" | sed -E 's/.* NodeAddr=([^ ]+) .*/\\1/')
+fi
+export MASTER_PORT=$(({_FIRST_PORT} + SLURM_JOB_ID % {_BLOCKS} * {_PORTS}))
 rm -f {outcome}
 scontrol() {{
   if [ "$1" != requeue ]; then command scontrol "$@"; return; fi
@@ -123,6 +117,14 @@ scontrol() {{
   command scontrol "$@"
 }}
 """.strip()
+
+
+def write_submitted(config: dict[str, Any]) -> Path:
+    """Write the configuration into the run directory, as it is when the job is submitted."""
+    file = run_directory(config) / SUBMITTED
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+    return file
 
 
 def local_script(config_file: Path, cluster_python: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from launch.job import SUBMITTED, local_script
+from launch.job import SUBMITTED, local_script, write_submitted
 from launch.settings import Cluster
 from launch.trainer_config import LaunchError, resolve, run_directory
 
@@ -30,8 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.dry_run:
             print(yaml.safe_dump(config, sort_keys=False) + script)
             return 0
-        root.mkdir(parents=True, exist_ok=True)
-        (root / SUBMITTED).write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+        write_submitted(config)
     except (LaunchError, OSError) as e:
         print(f"error: {e}", file=sys.stderr)
         return 2

@@ -12,14 +12,8 @@ from typing import Any
 
 import yaml
 
-from launch.job import (
-    SUBMITTED,
-    check_engines,
-    check_size,
-    node_count,
-    node_script,
-    setup_lines,
-)
+from launch.job import node_script, setup_lines, write_submitted
+from launch.layout import layout_of
 from launch.settings import Cluster, add_arguments, cluster_of
 from launch.trainer_config import LaunchError, resolve, run_directory
 
@@ -48,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise LaunchError("--chain takes a number of jobs from 1")
         if args.chain > 1 and args.requeue:
             raise LaunchError("--chain and --requeue both continue a run: choose one")
-        check_size(config, cluster)
+        layout_of(config, cluster)
         return _submit(args, config, cluster)
     except (LaunchError, OSError) as e:
         print(f"error: {e}", file=sys.stderr)
@@ -66,9 +60,7 @@ def _submit(args: argparse.Namespace, config: dict[str, Any], cluster: Cluster) 
             for script in sorted(Path(scratch).rglob("*.sh")):
                 print(f"# {script.name}\n{script.read_text()}")
         return 0
-    check_engines(config, cluster)
-    root.mkdir(parents=True, exist_ok=True)
-    (root / SUBMITTED).write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+    write_submitted(config)
     with _experiment(args, config, cluster, root / "slurm") as experiment:
         experiment.run(detach=not args.wait)
     if not args.wait:
@@ -87,13 +79,13 @@ def _experiment(args: argparse.Namespace, config: dict[str, Any], cluster: Clust
     from launch.nemo import slurm_executor
 
     root = run_directory(config)
-    script = run.Script(inline=node_script(config, cluster))
     experiment = run.Experiment(root.name, enable_goodbye_message=False)
     with experiment:
         before: list[str] = []
         for i in range(args.chain):
-            setup, nodes = setup_lines(config, cluster), node_count(config, cluster)
+            setup, nodes = setup_lines(config, cluster), layout_of(config, cluster).nodes
             executor = slurm_executor(cluster, nodes, setup, args.requeue)
+            script = run.Script(inline=node_script(config, cluster, again=i > 0))
             name = root.name if args.chain == 1 else f"{root.name}-{i}"
             before = [
                 experiment.add(

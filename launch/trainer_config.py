@@ -59,21 +59,17 @@ def run_directory(config: dict[str, Any]) -> Path:
     Raises:
         LaunchError: for a path that means something else on other nodes.
     """
-    run = config.get("run") or {}
-    directory, name = str(run.get("directory", "")), str(run.get("name", "cgrpo"))
+    directory, name = str(option(config, "run.directory", "")), option(config, "run.name", "cgrpo")
     if not directory.startswith("/"):
         raise LaunchError(
             f"run.directory={directory!r} must be an absolute path that all nodes share "
             "(no ~: homes differ inside containers)"
         )
-    return Path(directory) / name
+    return Path(directory) / str(name)
 
 
-def world_size(config: dict[str, Any]) -> int:
-    """Trainer ranks of the job."""
-    return int((config.get("parallel") or {}).get("world_size", 1))
-
-
-def placement(config: dict[str, Any]) -> str:
-    """Where the engines run."""
-    return (config.get("rollout") or {}).get("placement", "cpu")
+def option(config: dict[str, Any], path: str, default: Any) -> Any:
+    """The value of `section.key`; the trainer's default where the file does not set it."""
+    section, key = path.split(".")
+    value = (config.get(section) or {}).get(key)
+    return default if value is None else value

@@ -95,12 +95,12 @@ def _train(args: argparse.Namespace) -> int:
 
 
 def _dry_run(config) -> int:
+    from megatron_cgrpo.config.checks import context_of
     from megatron_cgrpo.rollout.server import server_command
     from megatron_cgrpo.training import launch
     from megatron_cgrpo.training.preflight import preflight
 
-    shape = preflight(config)
-    context = min(config.model.context_length or shape.context, shape.context)
+    shape, context = preflight(config), context_of(config)
     root = Path(config.run.directory).absolute() / config.run.name
     print(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
     if config.rollout.placement != "cpu":

@@ -34,9 +34,7 @@ def check_model(config: Config) -> dict[str, Any]:
             "metadata.json)"
         )
     _check_division(config, hf)
-    context = min(
-        config.model.context_length or hf["max_position_embeddings"], hf["max_position_embeddings"]
-    )
+    context = context_of(config)
     longest = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
     if longest > context:
         raise ConfigError(
@@ -44,6 +42,16 @@ def check_model(config: Config) -> dict[str, Any]:
             f"context of {context} tokens"
         )
     return hf
+
+
+def context_of(config: Config) -> int:
+    """Longest sequence of the policy in tokens, for trainer and engines.
+
+    Raises:
+        ConfigError: as `read_hf_config`.
+    """
+    longest = read_hf_config(Path(config.model.path))["max_position_embeddings"]
+    return min(config.model.context_length or longest, longest)
 
 
 def read_hf_config(root: Path) -> dict[str, Any]:

@@ -125,16 +125,20 @@ class Rollout(Section):
     """vLLM servers that share the requests."""
     tensor: Positive = 1
     """Tensor-parallel size of one server."""
+    own_nodes: Natural = 0
+    """Nodes of a job that belong to the servers, its last ones (cpu, split). 0: servers run beside
+    the trainer's ranks. Either way they are dealt out evenly over their nodes."""
     urls: tuple[str, ...] = ()
     """Servers that run already (started with our middleware and plugin); none is started then."""
     token_file: str | None = None
     """File with the access token of the servers in `urls`."""
     host: str = "127.0.0.1"
-    """Address that servers bind to."""
+    """Address that servers bind to; on nodes other than rank 0's, the node's own."""
     port: Annotated[int, Field(ge=1024, le=65535)] | None = None
     """First port of the servers (server i takes port + i); default: free ports."""
     gpus: tuple[Natural, ...] = ()
-    """split: GPU indices of this node for the servers, `tensor` each."""
+    """split: GPU indices of a node for its servers, `tensor` each; default on nodes of their own:
+    from 0."""
     temperature: Annotated[float, Field(gt=0.0)] = 1.0
     """Sampling temperature T; log-probs everywhere are log_softmax(logits / T)."""
     max_prompt_tokens: Positive = 2048
@@ -305,6 +309,24 @@ class Config(Section):
                 )
             taken |= set(engine.gpus) if engine else set()
 
+    def _check_own_nodes(self) -> None:
+        r = self.rollout
+        if r.placement == "colocated" or r.urls:
+            raise ValueError(
+                "rollout.own_nodes is for servers of this job that do not share the trainer's GPUs "
+                "(rollout.placement=split or cpu, no rollout.urls)"
+            )
+        if r.servers % r.own_nodes:
+            raise ValueError(
+                f"rollout.servers={r.servers} does not divide over rollout.own_nodes={r.own_nodes}"
+            )
+        each = r.servers // r.own_nodes * r.tensor
+        if r.gpus and len(r.gpus) != each:
+            raise ValueError(
+                f"rollout.gpus needs {each} GPU indices (servers of a node × tensor), got "
+                f"{len(r.gpus)}"
+            )
+
     def _check_engines(self) -> None:
         r = self.rollout
         needed = r.servers * r.tensor
@@ -313,7 +335,9 @@ class Config(Section):
                 f"rollout.placement=colocated: the engines' {needed} GPUs (servers × tensor) are "
                 f"more than the trainer's parallel.world_size={self.parallel.world_size}"
             )
-        if r.placement == "split" and not r.urls:
+        if r.own_nodes:
+            self._check_own_nodes()
+        elif r.placement == "split" and not r.urls:
             if len(r.gpus) != needed:
                 raise ValueError(
                     f"rollout.placement=split needs rollout.gpus with {needed} GPU indices "

@@ -15,14 +15,8 @@ import requests
 
 from megatron_cgrpo.config.errors import ConfigError
 from megatron_cgrpo.config.schema import Config
-from megatron_cgrpo.rollout.server import (
-    SERVED_NAME,
-    EngineError,
-    EngineServer,
-    free_port,
-    server_command,
-    server_environment,
-)
+from megatron_cgrpo.rollout.nodes import Meeting, RemoteServer, servers_of, trainer_nodes
+from megatron_cgrpo.rollout.server import SERVED_NAME, EngineError, EngineServer, own_server
 from megatron_cgrpo.types import Completion
 
 POLICY = "engine"
@@ -40,9 +34,21 @@ class EngineFleet:
     down, or its weights are unknown (`_stale`); it comes back when it answers and holds `version`:
     through `resync`, or with the next push. `lost` and `restarts` count requests without an answer
     and servers started again.
+
+    Args:
+        context: longest sequence in tokens.
+        log_dir: where the servers' logs go.
+        meeting: where servers of other nodes are found; without one all are of this node.
     """
 
-    def __init__(self, config: Config, context: int, log_dir: Path, name: str = POLICY) -> None:
+    def __init__(
+        self,
+        config: Config,
+        context: int,
+        log_dir: Path,
+        name: str = POLICY,
+        meeting: Meeting | None = None,
+    ) -> None:
         r = config.rollout
         self.config, self.context, self.name = config, context, name
         self.version = 0
@@ -55,7 +61,18 @@ class EngineFleet:
             self.servers = [EngineServer(u.rstrip("/"), token) for u in r.urls]
         else:
             token = secrets.token_urlsafe(32)
-            self.servers = [self._own_server(i, token, log_dir) for i in range(r.servers)]
+            mine = range(r.servers)
+            if meeting is not None:
+                meeting.open(token)
+                mine = range(0) if r.own_nodes else servers_of(0, r.servers, trainer_nodes()[1])
+            self.servers = []
+            for i in range(r.servers):
+                log = log_dir / f"{name}-{i}.log"
+                self.servers.append(
+                    own_server(config, context, token, i, i, log)
+                    if i in mine
+                    else RemoteServer(f"server {i}", token, log=log, meeting=meeting, index=i)
+                )
         self._ready = [False] * len(self.servers)
         self._stale = [False] * len(self.servers)
         self._pushed = False
@@ -67,17 +84,6 @@ class EngineFleet:
         self._probes: list[asyncio.Task | None] = [None] * len(self.servers)
         self._repairing: asyncio.Task | None = None
         self._repair_lock = threading.Lock()
-
-    def _own_server(self, index: int, token: str, log_dir: Path) -> EngineServer:
-        r = self.config.rollout
-        port = r.port + index if r.port else free_port(r.host)
-        return EngineServer(
-            f"http://{r.host}:{port}",
-            token,
-            server_command(self.config, self.context, port),
-            server_environment(self.config, token, index),
-            log_dir / f"{self.name}-{index}.log",
-        )
 
     # ---------------------------------------------------------------- processes
 
@@ -141,7 +147,9 @@ class EngineFleet:
     def _restart(self, index: int) -> None:
         server = self.servers[index]
         if server.command is None:
-            raise EngineError(f"{server.url} is gone and is not ours to restart")
+            raise EngineError(
+                f"{server.url} is gone and cannot be restarted from here; {server.tail()}"
+            )
         if self.config.rollout.placement == "split" and self.name == POLICY:
             # A new process cannot join the NCCL group of the trainer and the other engines.
             raise EngineError(f"{server.url} died; {server.tail()}")

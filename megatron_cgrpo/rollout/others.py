@@ -11,6 +11,8 @@ from megatron_cgrpo.config.schema import Config, Model
 from megatron_cgrpo.rollout.fleet import EngineFleet
 
 CRITIC, REFINER = "critic", "refiner"
+# With a first port for the policy's servers, those of other fleets follow at a distance.
+_PORTS_AFTER = {CRITIC: 192, REFINER: 224}
 
 
 def fleet_of(config: Config, engine: Engine, log_dir: Path, name: str) -> EngineFleet:
@@ -27,7 +29,8 @@ def fleet_of(config: Config, engine: Engine, log_dir: Path, name: str) -> Engine
             "tensor": engine.tensor,
             "gpus": engine.gpus,
             "urls": (),
-            "port": None,
+            "own_nodes": 0,
+            "port": config.rollout.port and config.rollout.port + _PORTS_AFTER[name],
             "gpu_memory_utilization": engine.gpu_memory_utilization,
             "kv_cache_mib": engine.kv_cache_mib,
             "extra_args": engine.extra_args,

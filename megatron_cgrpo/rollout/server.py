@@ -70,12 +70,12 @@ def server_command(config: Config, model_context: int, port: int) -> list[str]:
 
 
 def server_environment(config: Config, token: str, index: int) -> dict[str, str]:
-    """Environment of server `index`."""
+    """Environment of the server with this index on its node."""
     r = config.rollout
     env = dict(os.environ)
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK"):
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         env.pop(name, None)
-    for name in [n for n in env if n.startswith(("TORCHELASTIC_", "MASTER_"))]:
+    for name in [n for n in env if n.startswith(("TORCHELASTIC_", "MASTER_", "GROUP_", "ROLE_"))]:
         env.pop(name)
     env |= {
         TOKEN_VARIABLE: token,
@@ -150,9 +150,7 @@ class EngineServer:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             if not self.alive():
-                raise EngineError(
-                    f"the vLLM server exited with code {self.process.returncode}; {self.tail()}"
-                )
+                raise EngineError(self.last_words())
             try:
                 answer = requests.get(f"{self.url}/health", headers=self.headers, timeout=5)
                 if answer.status_code == 200:
@@ -163,6 +161,10 @@ class EngineServer:
                 pass
             time.sleep(0.25)
         raise EngineError(f"{self.url} was not ready after {timeout_s:.0f} s; {self.tail()}")
+
+    def last_words(self) -> str:
+        """How a server that is not alive ended."""
+        return f"the vLLM server exited with code {self.process.returncode}; {self.tail()}"
 
     @property
     def headers(self) -> dict[str, str]:
@@ -193,3 +195,24 @@ class EngineServer:
             os.killpg(self.process.pid, sig)
         except ProcessLookupError:
             pass
+
+
+def own_server(
+    config: Config, context: int, token: str, index: int, local: int, log: Path
+) -> EngineServer:
+    """A server of this node, not yet started.
+
+    Args:
+        context: longest sequence in tokens.
+        index: among all servers; it decides about the port.
+        local: among those of this node; it decides about the GPUs.
+    """
+    r = config.rollout
+    port = r.port + index if r.port else free_port(r.host)
+    return EngineServer(
+        f"http://{r.host}:{port}",
+        token,
+        server_command(config, context, port),
+        server_environment(config, token, local),
+        log,
+    )

@@ -1,10 +1,10 @@
-"""Weight transfer through shared memory on one host: vLLM's protocol with a CPU data plane.
+"""Weight transfer without GPUs: vLLM's protocol with files as its data plane.
 
-The trainer writes buckets of whole tensors to files (in /dev/shm where there is one) and names
-them in `update_weights`; the worker maps them and loads. A bucket file is never written twice:
-vLLM's layerwise reload may hold on to mapped tensors until a layer is complete. The files of the
-last push stay until the next one, so that a restarted server can be brought up to date without
-the trainer's other ranks.
+The trainer writes buckets of whole tensors to files (in /dev/shm where there is one; in the run
+directory for servers on several nodes) and names them in `update_weights`; the worker maps them and
+loads. A bucket file is never written twice: vLLM's layerwise reload may hold on to mapped tensors
+until a layer is complete. The files of the last push stay until the next one, so that a restarted
+server can be brought up to date without the trainer's other ranks.
 """
 
 from __future__ import annotations
@@ -101,11 +101,13 @@ def _repack(model: torch.nn.Module) -> None:
 
 @dataclass
 class ShmTrainerInitInfo(TrainerInitInfo):
-    """The trainer's side; `bucket_bytes` bounds one file (or is exceeded by a single tensor)."""
+    """The trainer's side; `bucket_bytes` bounds one file (or is exceeded by a single tensor),
+    `directory` is for the files where shared memory is not shared enough."""
 
     backend: ClassVar[str] = BACKEND
 
     bucket_bytes: int
+    directory: str | None = None
 
 
 class ShmTrainerWeightTransferEngine(TrainerWeightTransferEngine[ShmTrainerInitInfo]):
@@ -113,9 +115,11 @@ class ShmTrainerWeightTransferEngine(TrainerWeightTransferEngine[ShmTrainerInitI
 
     init_info_cls = ShmTrainerInitInfo
 
-    def __init__(self, *, client, source, is_sender: bool, bucket_bytes: int) -> None:
+    def __init__(
+        self, *, client, source, is_sender: bool, bucket_bytes: int, directory: str | None = None
+    ) -> None:
         super().__init__(client=client, source=source, is_sender=is_sender)
-        self._bucket_bytes = bucket_bytes
+        self._bucket_bytes, self._parent = bucket_bytes, directory
         self._directory: str | None = None
         self.sent: list[dict[str, Any]] = []
         """The update payloads of the last push, for replaying to a restarted server."""
@@ -127,6 +131,7 @@ class ShmTrainerWeightTransferEngine(TrainerWeightTransferEngine[ShmTrainerInitI
             source=source,
             is_sender=init_info.is_sender,
             bucket_bytes=init_info.bucket_bytes,
+            directory=init_info.directory,
         )
         if engine.is_sender:
             client.init_weight_transfer_engine(asdict(ShmInitInfo()))
@@ -152,7 +157,8 @@ class ShmTrainerWeightTransferEngine(TrainerWeightTransferEngine[ShmTrainerInitI
 
     def _send(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
         self.shutdown()
-        self._directory = _new_directory(sum(nbytes(m) for m in self.source.metadata()))
+        size = sum(nbytes(m) for m in self.source.metadata())
+        self._directory = _new_directory(size, self._parent)
         self.client.start_weight_update()
         pending: list[tuple[str, torch.Tensor]] = []
         size = 0
@@ -198,11 +204,14 @@ class ShmTrainerWeightTransferEngine(TrainerWeightTransferEngine[ShmTrainerInitI
 PREFIX = "cgrpo-weights-"
 
 
-def _new_directory(size: int) -> str:
-    """An empty folder for one push: in shared memory where there is room, else on disk.
+def _new_directory(size: int, parent: str | None) -> str:
+    """An empty folder for one push: in `parent`, else in shared memory where there is room, else on
+    disk.
 
     Folders of processes that are gone (killed before they could delete them) are removed.
     """
+    if parent is not None:
+        return tempfile.mkdtemp(prefix=PREFIX, dir=parent)
     shm = "/dev/shm"
     root = tempfile.gettempdir()
     if os.path.isdir(shm):

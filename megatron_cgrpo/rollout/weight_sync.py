@@ -22,6 +22,7 @@ from megatron_cgrpo.policy.export import stream_hf
 from megatron_cgrpo.policy.model import PolicyModel
 from megatron_cgrpo.rollout import vllm_plugin
 from megatron_cgrpo.rollout.fleet import ControlError, EngineFleet
+from megatron_cgrpo.rollout.nodes import Meeting, own_address
 from megatron_cgrpo.rollout.server import EngineError, EngineServer, free_port
 from megatron_cgrpo.rollout.shm_transfer import ShmTrainerInitInfo, nbytes
 
@@ -110,11 +111,19 @@ class WeightSync:
 
     Args:
         fleet: on rank 0, else None.
+        meeting: of the nodes, where servers run on several.
     """
 
-    def __init__(self, config: Config, model: PolicyModel, fleet: EngineFleet | None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        model: PolicyModel,
+        fleet: EngineFleet | None,
+        meeting: Meeting | None = None,
+    ) -> None:
         vllm_plugin.register()
         self._fleet, self._placement = fleet, config.rollout.placement
+        self._meeting = meeting
         self._watchdog: threading.Timer | None = None
         self.source = MegatronSource(model, everywhere=self._placement == "colocated")
         self._client = _FleetClient(fleet, self._watch)
@@ -139,7 +148,8 @@ class WeightSync:
     def _init_info(self, config: Config) -> TrainerInitInfo:
         rank, r = dist.get_rank(), config.rollout
         if self._placement == "cpu":
-            return ShmTrainerInitInfo(rank=rank, bucket_bytes=r.bucket_mib << 20)
+            shared = str(self._meeting.directory) if self._meeting else None
+            return ShmTrainerInitInfo(rank=rank, bucket_bytes=r.bucket_mib << 20, directory=shared)
         if self._placement == "colocated":
             from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 
@@ -149,10 +159,11 @@ class WeightSync:
             return IPCTrainerInitInfo(rank=rank, packed=True, packed_buffer_size_bytes=size)
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
+        address = own_address() if self._meeting else r.host
         return NCCLTrainerInitInfo(
             rank=rank,
-            master_address=r.host,
-            master_port=free_port(r.host) if rank == 0 else 0,
+            master_address=address,
+            master_port=free_port(address) if rank == 0 else 0,
             world_size=1 + (len(r.urls) or r.servers) * r.tensor,
             packed_buffer_size_bytes=r.bucket_mib << 20,
         )

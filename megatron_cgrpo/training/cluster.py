@@ -1,5 +1,5 @@
 """Entry point of a trainer rank that a launcher started under torchrun, on any number of nodes:
-`python -m megatron_cgrpo.training.cluster CONFIG.yaml`.
+`python -m megatron_cgrpo.training.cluster CONFIG.yaml --attempt NAME`.
 
 Rank 0 checks the configuration and makes the run directory; a job that is started again continues
 its run. How the run ended stands in the file `outcome` there, for whoever decides whether to start
@@ -10,64 +10,82 @@ crashed.
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from megatron_cgrpo.process import die_with_parent
 from megatron_cgrpo.training.worker import leave, report_error
 
 OUTCOME = "outcome"
-DONE, CONTINUE = 0, 85
 
 
-def main(file: str) -> int:
-    """Train; the exit code of this rank. Non-zero for a run that is not done."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train; the exit code of this rank: 0 when the run ended as `outcome` says, 1 for an error."""
     die_with_parent()
     logging.getLogger("vllm").setLevel(logging.WARNING)
     from megatron_cgrpo.config import ConfigError, load_config
 
+    args = _parser().parse_args(argv)
     try:
-        config = load_config(file)
+        config = load_config(args.config, args.overrides)
     except ConfigError as e:
         # The same on every rank; without a configuration there is no place to write it down.
         return report_error(e)
     root = Path(config.run.directory) / config.run.name
     try:
-        return _train(config, root)
+        _train(config, root, args.attempt, args.again)
     except Exception as e:
         if isinstance(e, (ConfigError, ValueError)) and _rank() == 0:
             _write(root, "refused", str(e))
         return report_error(e)
+    return 0
 
 
-def _train(config, root: Path) -> int:
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m megatron_cgrpo.training.cluster")
+    parser.add_argument("config", help="the job's configuration")
+    parser.add_argument("overrides", nargs="*", metavar="key.path=value")
+    parser.add_argument("--attempt", required=True, help="name of this attempt of the job")
+    parser.add_argument(
+        "--again", action="store_true", help="an earlier attempt may have left an unfinished run"
+    )
+    return parser
+
+
+def _train(config, root: Path, attempt: str, again: bool) -> None:
     from megatron_cgrpo.config import load_config
     from megatron_cgrpo.policy.parallel import join
+    from megatron_cgrpo.rollout.nodes import Meeting, check_nodes, trainer_nodes
     from megatron_cgrpo.training.exchange import share_error
     from megatron_cgrpo.training.launch import outcome_of, prepare
     from megatron_cgrpo.training.loop import train
 
     join(config.training.collective_timeout_s)
+    nodes = trainer_nodes()[1]
     error: Exception | None = None
     if _rank() == 0:
         try:
-            prepare(config, again=int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0)
+            check_nodes(config, nodes)
+            prepare(config, again)
         except Exception as e:
             error = e
     share_error(error)
+    meeting = Meeting(root, attempt)
     if _is_finished(config, root):
         # The next job of a chain, or one that was requeued while it ended.
-        return _end(root, "done", "it was finished before")
-    train(load_config(root / "config.yaml"), root)
-    return _end(root, *outcome_of(root))
+        return _end(root, meeting, "done", "it was finished before")
+    several = nodes > 1 or config.rollout.own_nodes > 0
+    train(load_config(root / "config.yaml"), root, meeting if several else None)
+    return _end(root, meeting, *outcome_of(root))
 
 
-def _end(root: Path, outcome: str, reason: str) -> int:
+def _end(root: Path, meeting, outcome: str, reason: str) -> None:
     if _rank() == 0:
         _write(root, outcome, reason)
-    return DONE if outcome == "done" else CONTINUE
+        meeting.close()
 
 
 def _is_finished(config, root: Path) -> bool:
@@ -92,4 +110,4 @@ def _write(root: Path, outcome: str, reason: str) -> None:
 
 
 if __name__ == "__main__":
-    leave(main(sys.argv[1]))
+    leave(main())

@@ -7,6 +7,7 @@ import json
 
 from rich.progress import Progress
 
+from megatron_cgrpo.config.checks import context_of
 from megatron_cgrpo.config.errors import ConfigError
 from megatron_cgrpo.config.schema import Config
 from megatron_cgrpo.data.problems import load_problems
@@ -21,6 +22,7 @@ from megatron_cgrpo.feedback.golds import unusable_golds
 from megatron_cgrpo.feedback.pool import VerifierPool
 from megatron_cgrpo.feedback.sandbox import not_isolated
 from megatron_cgrpo.rollout.fleet import EngineFleet
+from megatron_cgrpo.rollout.nodes import Meeting
 from megatron_cgrpo.rollout.pipeline import RolloutCounts, RolloutPipeline
 from megatron_cgrpo.training.feedback import FeedbackStaff
 from megatron_cgrpo.training.logger import RunLogger
@@ -43,7 +45,11 @@ class Controller:
     """
 
     def __init__(
-        self, config: Config, context: int, logger: RunLogger, resumed: bool = False
+        self,
+        config: Config,
+        logger: RunLogger,
+        resumed: bool = False,
+        meeting: Meeting | None = None,
     ) -> None:
         self.config, self._logger = config, logger
         tokenizer = load_tokenizer(config)
@@ -69,7 +75,7 @@ class Controller:
             logger.say(f"dropped {dropped} problems with prompts over {r.max_prompt_tokens} tokens")
         check_count(config, len(self._problems))
         self.sampler = ProblemSampler(len(self._problems), config.run.seed, d.shuffle)
-        self.fleet = EngineFleet(config, context, logger.root)
+        self.fleet = EngineFleet(config, context_of(config), logger.root, meeting=meeting)
         self._staff = FeedbackStaff(config, kinds, self.fleet, prompts, logger.root, logger.warn)
         self._pipeline = RolloutPipeline(
             config, self.fleet, self._pool, self._staff.critic, prompts, self._staff.refiner

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TextIO
 
 from megatron_cgrpo.config.checks import check_disk
+from megatron_cgrpo.config.errors import ConfigError
 from megatron_cgrpo.config.schema import Config
 from megatron_cgrpo.conversion.plan import parameter_count
 from megatron_cgrpo.process import die_with_parent
@@ -91,6 +92,11 @@ def run(config: Config) -> int:
     Raises:
         ConfigError: before anything is started.
     """
+    if config.rollout.own_nodes:
+        raise ConfigError(
+            f"rollout.own_nodes={config.rollout.own_nodes} needs a job of several nodes: start it "
+            "with launch.slurm (docs/cluster.md)"
+        )
     root = prepare(config)
     log = open(root / "stderr.log", "w", encoding="utf-8")
     child = subprocess.Popen(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,8 @@ from megatron_cgrpo.conversion.safetensors_io import HFCheckpoint
 from megatron_cgrpo.conversion.shape import ModelShape
 from megatron_cgrpo.policy.parallel import initialize, shutdown
 from megatron_cgrpo.policy.states import STATES, VALIDATION, read_run_state
+from megatron_cgrpo.rollout.host import NodeServers, servers_beside
+from megatron_cgrpo.rollout.nodes import Meeting, trainer_nodes
 from megatron_cgrpo.rollout.server import EngineError
 from megatron_cgrpo.training.controller import Controller
 from megatron_cgrpo.training.exchange import StopSignal, share_batch, share_error
@@ -27,9 +30,13 @@ from megatron_cgrpo.training.logger import STOPPED, RunLogger, resume_from, step
 from megatron_cgrpo.training.metrics import lineages, rollout_metrics, update_metrics
 
 
-def train(config: Config, root: Path) -> None:
-    """Run the whole training of `config` in the run directory `root`; on every rank."""
-    with Session(config, root) as s:
+def train(config: Config, root: Path, meeting: Meeting | None = None) -> None:
+    """Run the whole training of `config` in the run directory `root`; on every rank.
+
+    Args:
+        meeting: of the nodes, where servers run on several.
+    """
+    with Session(config, root, meeting) as s:
         s.validate(s.first_step - 1)
         for step in range(s.first_step, config.training.steps + 1):
             with s.timed("rollout_s"):
@@ -61,8 +68,8 @@ def train(config: Config, root: Path) -> None:
 class Session:
     """Everything that lives as long as a run: groups of ranks, actor, engines, logs."""
 
-    def __init__(self, config: Config, root: Path) -> None:
-        self.config, self.root = config, root
+    def __init__(self, config: Config, root: Path, meeting: Meeting | None) -> None:
+        self.config, self.root, self._meeting = config, root, meeting
         self.stop = StopSignal()
         self.version = 0
         self.first_step = 1
@@ -78,19 +85,20 @@ class Session:
         self._exporter: Exporter | None = None
         self.logger: RunLogger | None = None
         self.controller: Controller | None = None
+        self._servers: NodeServers | None = None
 
     def __enter__(self) -> Session:
         config, t = self.config, self.config.training
         hf = check_model(config)
         shape = ModelShape.from_hf(hf)
-        context = min(config.model.context_length or shape.context, shape.context)
         self._checkpoint = resume_from(config, self.root)
         if self._checkpoint is not None:
             self._resumed = read_run_state(self._checkpoint)
             self.first_step, self.version = self._resumed["step"] + 1, self._resumed["version"]
         initialize(config.parallel, config.run.seed, t.collective_timeout_s)
         try:
-            self._on_rank_zero(lambda: self._start_controller(context))
+            self._on_rank_zero(self._start_controller)
+            self._start_servers()
             if config.rollout.placement == "colocated":
                 # The engines leave the GPUs before the model is built there.
                 self._on_rank_zero(self._park_engines)
@@ -108,7 +116,7 @@ class Session:
             if config.rollout.placement != "colocated":
                 self._on_rank_zero(lambda: self.controller.wait_ready())
             fleet = self.controller.fleet if self.controller else None
-            self.sync = WeightSync(config, self.actor.model, fleet)
+            self.sync = WeightSync(config, self.actor.model, fleet, self._meeting)
             elsewhere = config.model.weights or config.rollout.urls
             if self.version > 0 or config.rollout.placement == "colocated" or elsewhere:
                 # Resumed: the engines have the initial weights. Colocated: they sleep without any.
@@ -125,7 +133,7 @@ class Session:
         if error is None:
             shutdown()
 
-    def _start_controller(self, context: int) -> None:
+    def _start_controller(self) -> None:
         self.logger = RunLogger(self.config, self.root, self._resumed)
         model = self.config.model
         self._exporter = Exporter(
@@ -133,11 +141,21 @@ class Session:
             [Path(model.path), Path(model.tokenizer or model.path)],
             self._say_error,
         )
-        self.controller = Controller(self.config, context, self.logger, self._resumed is not None)
+        self.controller = Controller(
+            self.config, self.logger, self._resumed is not None, self._meeting
+        )
         if self._resumed is not None:
             self.controller.sampler.load_state_dict(self._resumed["sampler"])
             where = escape(str(self._checkpoint))
             self.logger.say(f"continuing after step {self._resumed['step']} ({where})")
+
+    def _start_servers(self) -> None:
+        """The servers of this node, by its first rank; rank 0's fleet has started its own."""
+        if self._meeting is not None and os.environ["LOCAL_RANK"] == "0":
+            node, nodes = trainer_nodes()
+            self._servers = servers_beside(self.config, self.root, self._meeting, node, nodes)
+            if self._servers is not None:
+                self._servers.start()
 
     def _say_error(self, message: str) -> None:
         if self.logger is not None:
@@ -156,6 +174,8 @@ class Session:
                 self._exporter.wait()
             if self.controller is not None:
                 self.controller.close()
+            if self._servers is not None:
+                self._servers.stop()
             if self.logger is not None:
                 self.logger.close()
 

@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
+
 CONF = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -41,6 +43,8 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
 DefMemPerCPU=64
 KillWait=10
+# A limit of a minute is not much longer than the start: the warning comes long before this.
+OverTimeLimit=1
 MinJobAge=3600
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
@@ -73,8 +77,33 @@ class SlurmCluster:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.daemons: list[subprocess.Popen] = []
         self.env = dict(os.environ, SLURM_CONF=str(root / "slurm.conf"))
         self.env["PATH"] = f"{root / 'bin'}:{os.environ['PATH']}:/usr/sbin:/sbin"
+
+    def start_node(self, name: str) -> None:
+        """Start the daemon of a node."""
+        self.start("slurmd", "-D", "-N", name)
+
+    def start(self, *command: str) -> None:
+        """Start a daemon."""
+        self.daemons.append(
+            subprocess.Popen(
+                command, env=self.env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
+        )
+
+    def lose_node(self, name: str) -> None:
+        """Kill a node's daemon and all that runs there, as when its power fails."""
+        (daemon,) = (p for p in self.daemons if p.args[-1] == name)
+        daemon.kill()
+        daemon.wait()
+        self.daemons.remove(daemon)
+        for p in psutil.process_iter(["environ"]):
+            steps = p.name() == "slurmstepd" and f"[{name}]" in " ".join(p.cmdline())
+            if steps or (p.info["environ"] or {}).get("SLURMD_NODENAME") == name:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    p.kill()
 
     def run(self, *command: str, timeout: float = 60) -> str:
         done = subprocess.run(
@@ -112,15 +141,6 @@ def running_cluster(root: Path) -> Iterator[SlurmCluster]:
     port, p1 = _free_ports(1)[0], _free_pair()
     host = socket.gethostname().split(".")[0]
     (root / "slurm.conf").write_text(CONF.format(host=host, root=root, port=port, p1=p1, p2=p1 + 1))
-    started: list[subprocess.Popen] = []
-
-    def start(*command: str) -> None:
-        started.append(
-            subprocess.Popen(
-                command, env=cluster.env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-            )
-        )
-
     (root / "munge.key").write_bytes(os.urandom(128))
     (root / "munge.key").chmod(0o400)
     # Its checks want directories that only root can write to; a temporary one is not.
@@ -128,19 +148,19 @@ def running_cluster(root: Path) -> Iterator[SlurmCluster]:
     munge += [f"--socket={root / 'munge.socket'}", f"--pid-file={root / 'munged.pid'}"]
     munge += [f"--log-file={root / 'munged.log'}", f"--seed-file={root / 'munged.seed'}"]
     try:
-        start(*munge)
+        cluster.start(*munge)
         _until(lambda: (root / "munge.socket").exists(), "munged", root)
-        start("slurmctld", "-D")
+        cluster.start("slurmctld", "-D")
         for node in ("node1", "node2"):
-            start("slurmd", "-D", "-N", node)
+            cluster.start_node(node)
         _until(lambda: _idle(cluster) == 2, "slurm", root)
         yield cluster
     finally:
         with contextlib.suppress(AssertionError, subprocess.TimeoutExpired):
             cluster.run("scancel", "--signal=KILL", *cluster.jobs())
-        for process in reversed(started):
+        for process in reversed(cluster.daemons):
             process.terminate()
-        for process in started:
+        for process in cluster.daemons:
             try:
                 process.wait(10)
             except subprocess.TimeoutExpired:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.job import check_engines, check_size, node_count, node_script, setup_lines
+from launch.job import node_script, setup_lines
+from launch.layout import Layout, layout_of
 from launch.settings import Cluster, add_arguments, cluster_of
 from launch.trainer_config import LaunchError, resolve, run_directory
 
@@ -53,25 +54,70 @@ def test_options_go_before_the_profile(tmp_path):
         assert parsed("--cluster", str(path)).account == "ACCOUNT"
 
 
-def test_sizes():
-    assert node_count(CONFIG, Cluster(gpus_per_node=8)) == 2
-    assert check_size(CONFIG, Cluster(gpus_per_node=8)) == 8
-    assert check_size(CONFIG, Cluster(nodes=4)) == 4
-    with pytest.raises(LaunchError, match="does not divide over 3 nodes"):
-        check_size(CONFIG, Cluster(nodes=3))
-    with pytest.raises(LaunchError, match="needs 16 GPUs on each of 1 nodes, which have 8"):
-        check_size(CONFIG, Cluster(nodes=1, gpus_per_node=8))
-    check_engines(CONFIG, Cluster(nodes=2))
-    with pytest.raises(LaunchError, match="colocated on several nodes is not supported"):
-        check_engines({**CONFIG, "rollout": {"placement": "colocated"}}, Cluster(nodes=2))
+def rollout(**options) -> dict:
+    return {**CONFIG, "rollout": options}
 
 
-def test_what_a_node_runs():
-    script = node_script(CONFIG, Cluster(nodes=2, python="/py", env={"A": "b c"}))
-    assert script.startswith("trap '' USR1\n") and "export A='b c'" in script
-    assert "export HF_HUB_OFFLINE=1" in script and "--nproc-per-node=8" in script
-    assert script.endswith("-m megatron_cgrpo.training.cluster /shared/runs/mine/submitted.yaml")
-    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+def test_layouts():
+    h100 = Cluster(gpus_per_node=8)
+    assert layout_of(CONFIG, h100) == Layout(2, 0, 8)
+    assert layout_of(CONFIG, Cluster(nodes=4)) == Layout(4, 0, 4)
+    split = rollout(placement="split", servers=4, tensor=4, own_nodes=2)
+    assert layout_of(split, h100) == layout_of(split, Cluster(nodes=4, gpus_per_node=8))
+    assert layout_of(split, h100) == Layout(2, 2, 8) and layout_of(split, h100).nodes == 4
+    assert layout_of(rollout(placement="colocated", servers=4, tensor=4), h100) == Layout(2, 0, 8)
+
+
+@pytest.mark.parametrize(
+    ("options", "cluster", "message"),
+    [
+        ({}, {"nodes": 3}, "does not divide over 3 nodes"),
+        ({}, {"nodes": 1, "gpus_per_node": 8}, "needs 16 GPUs on each of 1 nodes, which have 8"),
+        ({"own_nodes": 2}, {"nodes": 2}, "leaves none for the trainer"),
+        ({"placement": "split"}, {"nodes": 2}, "needs rollout.own_nodes"),
+        ({"placement": "colocated", "servers": 3}, {"nodes": 2}, "servers=3 does not divide over"),
+        ({"placement": "colocated", "own_nodes": 1}, {"nodes": 3}, "no use for"),
+        (
+            {"placement": "split", "servers": 4, "tensor": 8, "own_nodes": 2},
+            {"gpus_per_node": 8},
+            "2 servers of 8 GPUs on each of 2 nodes do not fit on 8",
+        ),
+    ],
+)
+def test_what_does_not_fit_the_nodes_is_refused_at_once(options, cluster, message):
+    with pytest.raises(LaunchError, match=message):
+        layout_of(rollout(**options), Cluster(**cluster))
+
+
+def test_what_a_node_runs(tmp_path):
+    """The script with the programs replaced by one that shows its arguments."""
+    config = {**rollout(servers=4, own_nodes=2), "run": {"directory": str(tmp_path), "name": "r"}}
+    (tmp_path / "r").mkdir()
+    shows = tmp_path / "python"
+    shows.write_text('#!/bin/bash\necho "$A" "$HF_HUB_OFFLINE" "$@"\nexit ${CODE:-0}\n')
+    shows.chmod(0o755)
+    script = node_script(config, Cluster(gpus_per_node=8, python=str(shows), env={"A": "b c"}))
+
+    def run(node: int, **env) -> tuple[int, str]:
+        env = {"SLURM_NODEID": str(node), "SLURM_JOB_ID": "7", "MASTER_PORT": "20000", **env}
+        env = dict(os.environ, MASTER_ADDR="n1", **env)
+        done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True)
+        return done.returncode, done.stdout
+
+    code, said = run(0)
+    assert code == 0 and said.startswith("b c 1 -m torch.distributed.run --nproc-per-node=8 ")
+    assert "--nnodes=2 --node-rank=0 --master-addr=n1 --master-port=20000" in said
+    assert said.endswith("submitted.yaml rollout.port=20001 --attempt 7-0\n")
+    assert run(1, SLURM_RESTART_COUNT="2")[1].endswith("--attempt 7-2 --again\n")
+    code, said = run(3)
+    assert "-m megatron_cgrpo.rollout.host" in said and said.endswith("--attempt 7-0 --node 1\n")
+    outcome = tmp_path / "r" / "outcome"
+    for text, expected in (("done\n", 0), ("stopped\nafter step 3\n", 85), ("guard\nx\n", 3)):
+        outcome.write_text(text)
+        assert run(0)[0] == expected and run(1)[0] == 0
+    assert run(0, CODE="5")[0] == run(1, CODE="5")[0] == run(2, CODE="5")[0] == 5
+    again = node_script(CONFIG, Cluster(nodes=2), again=True)
+    assert "--again || exit" in again and "own_nodes" not in again and "rollout.host" not in again
 
 
 @pytest.mark.parametrize(
@@ -94,13 +140,12 @@ def test_when_a_job_is_tried_again(tmp_path, outcome, before, requeued, said):
     (tmp_path / "scontrol").chmod(0o755)
     setup = setup_lines(config, Cluster(max_restarts=3, backoff_s=0))
     ends = f"printf '{outcome}' > {root}/outcome" if outcome else ":"
-    script = (
-        f"head_node_ip=here\n{setup}\n{ends}\nexitcode=1\nscontrol requeue 7\necho $MASTER_PORT"
-    )
+    lines = ["head_node_ip='10.1.2.3 fe80::1'", setup, ends, "exitcode=1", "scontrol requeue 7"]
+    script = "\n".join([*lines, "echo $MASTER_ADDR:$MASTER_PORT"])
     env = dict(os.environ, PATH=f"{tmp_path}:{os.environ['PATH']}", SLURM_JOB_ID="12345")
     done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True)
     assert done.returncode == 0 and said in done.stdout, done.stderr
     assert (tmp_path / "asked").exists() == requeued
-    assert "22345" in done.stdout
+    assert f"10.1.2.3:{20000 + 12345 % 47 * 256}" in done.stdout
     counted = len((root / "failures").read_text().splitlines())
     assert counted == before + (outcome is None)
