@@ -142,9 +142,10 @@ def check_memory(config: Config, parameters: int) -> None:
     if config.rollout.placement != "cpu":
         return
     width = 4 if config.model.dtype == "float32" else 2
-    replicas = 1 if config.optimizer.sharded else config.parallel.data
+    copies = config.parallel.data * config.parallel.context
+    replicas = 1 if config.optimizer.sharded else copies
     need = parameters * (
-        (width + 4) * config.parallel.data + 12 * replicas + width * (config.rollout.servers + 1)
+        (width + 4) * copies + 12 * replicas + width * (config.rollout.servers + 1)
     )
     have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if need > have:

@@ -55,6 +55,8 @@ class Parallel(Section):
     """Layers of the first pipeline stage, where they do not divide evenly (the rest must)."""
     last_stage_layers: Positive | None = None
     """Layers of the last pipeline stage, likewise."""
+    context: Positive = 1
+    """Context-parallel size: every sequence is cut over so many ranks, attention included."""
     expert: Positive = 1
     """Expert-parallel size of mixtures: the experts are dealt out over tensor × data ranks."""
     expert_tensor: Positive | None = None
@@ -64,15 +66,15 @@ class Parallel(Section):
 
     @property
     def data(self) -> int:
-        return self.world_size // (self.tensor * self.pipeline)
+        return self.world_size // (self.tensor * self.pipeline * self.context)
 
     @model_validator(mode="after")
     def _fits(self) -> Parallel:
-        block = self.tensor * self.pipeline
+        block = self.tensor * self.pipeline * self.context
         if self.world_size % block:
             raise ValueError(
-                f"parallel.world_size={self.world_size} is not a multiple of tensor × pipeline = "
-                f"{self.tensor} × {self.pipeline}"
+                f"parallel.world_size={self.world_size} is not a multiple of tensor × pipeline × "
+                f"context = {self.tensor} × {self.pipeline} × {self.context}"
             )
         if self.sequence_parallel and self.tensor == 1:
             raise ValueError("parallel.sequence_parallel needs parallel.tensor ≥ 2")
@@ -264,10 +266,11 @@ class Config(Section):
                 f"rollout.max_prompt_tokens + max_response_tokens = {longest} exceeds "
                 f"model.context_length = {context}"
             )
-        if self.training.micro_batch_tokens < longest:
+        room = self.training.micro_batch_tokens * self.parallel.context
+        if room < longest:
             raise ValueError(
-                f"training.micro_batch_tokens = {self.training.micro_batch_tokens} is less than "
-                f"one longest sequence of {longest} tokens"
+                f"training.micro_batch_tokens × parallel.context = {room} is less than one longest "
+                f"sequence of {longest} tokens"
             )
         if self.validation.temperature == 0 and self.validation.samples > 1:
             raise ValueError(

@@ -53,7 +53,7 @@ class LossColumns:
     loss_mask: torch.Tensor
     reference_logprob: torch.Tensor | None = None
 
-    def cut(self, rows: slice) -> LossColumns:
+    def cut(self, rows: slice | torch.Tensor) -> LossColumns:
         """The same columns for some of the tokens."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return LossColumns(**{k: None if v is None else v[rows] for k, v in values.items()})

@@ -100,7 +100,7 @@ def rank_memory(config: Config, shape: ModelShape) -> list[RankMemory]:
     out = []
     for stage, (dense, experts) in enumerate(parameters_by_stage(shape, p)):
         expert_data = p.world_size // (p.expert * (p.expert_tensor or p.tensor) * p.pipeline)
-        shares = (p.data, expert_data) if config.optimizer.sharded else (1, 1)
+        shares = (p.data * p.context, expert_data) if config.optimizer.sharded else (1, 1)
         count = dense + experts
         out.append(
             RankMemory(

@@ -93,7 +93,7 @@ class MegatronActor:
                 batch,
                 m,
                 dp,
-                t.micro_batch_tokens,
+                t.micro_batch_tokens * p.context,
                 self.packed,
                 p.pipeline if p.virtual_pipeline else 1,
                 skip,
@@ -107,6 +107,7 @@ class MegatronActor:
                             samples,
                             self.packed,
                             p.tensor if p.sequence_parallel else 1,
+                            (ps.get_context_parallel_rank(), p.context),
                         )
                     )
                     for part in PARTS
@@ -234,7 +235,8 @@ class MegatronActor:
 
     def _backward(self, micro_batches: list[MicroBatch], loss: Callable) -> None:
         # The schedule divides by the number of micro-batches and DDP by the data-parallel size;
-        # the weights hold the whole normaliser, so both are undone here.
+        # the weights hold the whole normaliser, so both are undone here. (DDP also divides by the
+        # context-parallel size, and the schedule multiplies with it.)
         scale = len(micro_batches) * ps.get_data_parallel_world_size()
 
         def scaled(mb: MicroBatch, out: torch.Tensor):
@@ -340,7 +342,7 @@ class MegatronActor:
         )
 
     def _reduce(self, sums: torch.Tensor, worst: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Totals over the data-parallel ranks' last stages, on every rank."""
+        """Totals over the last stages of all data- and context-parallel ranks, on every rank."""
         counts = ps.is_pipeline_last_stage(ignore_virtual=True) and (
             ps.get_tensor_model_parallel_rank() == 0
         )

@@ -9,6 +9,7 @@ Inactive when CUDA is there: `install` and `cuda_names` then do nothing. What is
 * the CUDA RNG tracker, on CPU generators;
 * streams of the mixtures' token dispatcher (`_dispatch_without_streams`);
 * gathers and scatters of different lengths per rank (`_uneven_collectives`);
+* pinned memory for the rotary embedding of context-parallel ranks (`_positions_unpinned`);
 * loading Adam's state without TransformerEngine (`_load_without_step`);
 * `schedules.py`'s `torch.zeros(..., device="cuda")`, on the hot path: a module-local `torch`.
 
@@ -23,6 +24,8 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+
+from megatron_cgrpo.policy.context import held_positions
 
 CPU = torch.device("cpu")
 
@@ -90,6 +93,18 @@ def install() -> None:
     _load_without_step()
     _dispatch_without_streams()
     _uneven_collectives()
+    _positions_unpinned()
+
+
+def _positions_unpinned() -> None:
+    """Context-parallel ranks take their positions' embedding through pinned memory."""
+    from megatron.core.models.common.embeddings import rotary_pos_embedding
+
+    def of_rank(pos_emb, seq_dim, cp_group):
+        held = held_positions(cp_group.rank(), cp_group.size(), [0, pos_emb.size(seq_dim)])
+        return pos_emb.index_select(seq_dim, held)
+
+    rotary_pos_embedding.get_pos_emb_on_this_cp_rank = of_rank
 
 
 def _dispatch_without_streams() -> None:

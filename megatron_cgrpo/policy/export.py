@@ -61,7 +61,7 @@ class _Owner:
     def first_replica(self) -> bool:
         """This rank is in the data-parallel replica that sends."""
         if self.expert is None:
-            return ps.get_data_parallel_rank() == 0
+            return ps.get_data_parallel_rank(with_context_parallel=True) == 0
         return ps.get_expert_data_parallel_rank() == 0
 
     def source(self) -> int:

@@ -30,6 +30,8 @@ from megatron.core.transformer.transformer_block import (
 )
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from megatron_cgrpo.policy.context import held_positions, sequential_order
+
 
 def has_transformer_engine() -> bool:
     """TransformerEngine is installed and there is a GPU to run it."""
@@ -50,7 +52,8 @@ class SdpaAttention(MegatronModule):
     """Causal core attention on torch's scaled_dot_product_attention, padded or packed.
 
     Padding must be on the right: causality alone keeps it away from real tokens, so no mask is
-    built and the memory-efficient kernels apply.
+    built and the memory-efficient kernels apply. Context-parallel ranks gather keys and values of
+    whole sequences and need one.
     """
 
     def __init__(
@@ -65,12 +68,11 @@ class SdpaAttention(MegatronModule):
         pg_collection=None,
     ):
         super().__init__(config=config)
-        if config.context_parallel_size != 1:
-            raise ValueError("context parallelism needs TransformerEngine")
         self.scale = softmax_scale
         groups = pg_collection or parallel_state
         tp = groups.tp.size() if pg_collection else groups.get_tensor_model_parallel_world_size()
         self.width = config.kv_channels * config.num_attention_heads // tp
+        self.context = groups.cp if pg_collection else groups.get_context_parallel_group()
 
     def forward(
         self,
@@ -83,6 +85,8 @@ class SdpaAttention(MegatronModule):
         packed_seq_params=None,
     ) -> torch.Tensor:
         """[s, b, heads, d] → [s, b, heads·d]; packed: [t, heads, d] → [t, heads·d]."""
+        if self.context.size() > 1:
+            return self._part(query, key, value, packed_seq_params)
         if packed_seq_params is None:
             q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))
             out = self._attend(q, k, v)
@@ -94,9 +98,47 @@ class SdpaAttention(MegatronModule):
             parts.append(self._attend(q, k, v)[0].transpose(0, 1))
         return torch.cat(parts).reshape(query.size(0), self.width)
 
-    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def _part(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packed_seq_params
+    ) -> torch.Tensor:
+        """This rank's queries against all keys: shapes as in `forward`."""
+        size, rank, length = self.context.size(), self.context.rank(), query.size(0)
+        packed = packed_seq_params is not None
+        bounds = packed_seq_params.cu_seqlens_q.tolist() if packed else [0, length * size]
+        order = sequential_order(size, bounds).to(key.device)
+        held = held_positions(rank, size, bounds).to(key.device)
+        # The gradient of what was gathered is summed over the ranks and scattered.
+        key, value = (
+            gather_from_sequence_parallel_region(x, group=self.context)[order] for x in (key, value)
+        )
+        if packed:
+            query, key, value = (x[:, None] for x in (query, key, value))
+        parts = []
+        for start, end in zip(bounds, bounds[1:]):
+            mine = slice(start // size, end // size)
+            q = query[mine].permute(1, 2, 0, 3)
+            k, v = (x[start:end].permute(1, 2, 0, 3) for x in (key, value))
+            seen = held[mine, None] >= torch.arange(start, end, device=key.device)
+            parts.append(self._attend(q, k, v, seen).permute(2, 0, 1, 3))
+        out = torch.cat(parts).flatten(2)
+        return out[:, 0] if packed else out
+
+    def _attend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        seen: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """`seen`: [queries, keys], which keys a query sees; default: causal."""
         return F.scaled_dot_product_attention(
-            q, k, v, is_causal=True, scale=self.scale, enable_gqa=q.size(1) != k.size(1)
+            q,
+            k,
+            v,
+            attn_mask=seen,
+            is_causal=seen is None,
+            scale=self.scale,
+            enable_gqa=q.size(1) != k.size(1),
         )
 
 

@@ -7,12 +7,13 @@ batch, so every rank computes the same plan and takes its own part.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from megatron_cgrpo.algorithm.batch import Batch
 from megatron_cgrpo.kernels.policy_loss import LossColumns
+from megatron_cgrpo.policy.context import held_positions
 
 # Order of a pass: refinements first, so that their gradient can be measured by itself.
 PARTS = ("refinement", "initial", "idle")
@@ -26,6 +27,9 @@ class MicroBatch:
     the loss; targets: [L]. columns: the loss columns of these L tokens. cu_seqlens: [n + 1] when
     packed (then b = 1), else None; longest: of its sequences, padding included. Scoring fills in
     the log-probs in `columns`.
+
+    With context parallelism (policy/context.py) positions and rows are those of this rank;
+    cu_seqlens and longest count whole sequences.
     """
 
     part: str
@@ -99,17 +103,26 @@ def _cut(ids: list[int], lengths: torch.Tensor, max_tokens: int, packed: bool) -
 
 
 def build_micro_batch(
-    batch: Batch, part: str, samples: list[int], packed: bool, pad_to: int = 1
+    batch: Batch,
+    part: str,
+    samples: list[int],
+    packed: bool,
+    pad_to: int = 1,
+    context: tuple[int, int] = (0, 1),
 ) -> MicroBatch:
     """Lay out the samples; an empty list gives a pass without any loss token.
 
     Args:
-        pad_to: lengths are padded to a multiple of it (sequence parallelism).
+        pad_to: each rank's part of a pass is padded to a multiple of it (sequence parallelism).
+        context: rank and size of context parallelism.
     """
+    even = 2 * context[1] if context[1] > 1 else 1
+    pad_to = even * pad_to
     spans = [(int(batch.cu_seqlens[i]), int(batch.cu_seqlens[i + 1])) for i in samples]
     # The last token of a sample is only ever a target.
     lengths = [end - start - 1 for start, end in spans] or [1]
     if packed:
+        lengths = [-(-n // even) * even for n in lengths]
         total = -(-sum(lengths) // pad_to) * pad_to
         lengths[-1] += total - sum(lengths)
         starts = [sum(lengths[:i]) for i in range(len(lengths))]
@@ -143,7 +156,7 @@ def build_micro_batch(
     bounds = None
     if packed:
         bounds = torch.tensor([*offset, shape[1]], dtype=torch.int32)
-    return MicroBatch(
+    whole = MicroBatch(
         part,
         ids.view(shape),
         positions.view(shape) if samples else positions.expand(shape),
@@ -152,4 +165,26 @@ def build_micro_batch(
         columns,
         bounds,
         max(lengths) if packed else shape[1],
+    )
+    return whole if context[1] == 1 else _part_of(whole, *context)
+
+
+def _part_of(whole: MicroBatch, rank: int, size: int) -> MicroBatch:
+    """What a context-parallel rank holds of a pass."""
+    count, width = whole.input_ids.shape
+    bounds = range(0, count * width + 1, width)
+    if whole.cu_seqlens is not None:
+        bounds = whole.cu_seqlens.tolist()
+    held = held_positions(rank, size, bounds)
+    place = torch.full((count * width,), -1)
+    place[held] = torch.arange(len(held))
+    rows = place[whole.rows]
+    mine = rows >= 0
+    return replace(
+        whole,
+        input_ids=whole.input_ids.reshape(-1)[held].view(count, -1),
+        position_ids=whole.position_ids.reshape(-1)[held].view(count, -1),
+        rows=rows[mine],
+        targets=whole.targets[mine],
+        columns=whole.columns.cut(mine),
     )

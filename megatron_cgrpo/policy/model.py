@@ -65,6 +65,7 @@ def transformer_config(shape: ModelShape, config: Config) -> TransformerConfig:
         num_layers_in_first_pipeline_stage=p.first_stage_layers,
         num_layers_in_last_pipeline_stage=p.last_stage_layers,
         sequence_parallel=p.sequence_parallel,
+        context_parallel_size=p.context,
         pipeline_dtype=dtype,
         params_dtype=dtype,
         bf16=dtype == torch.bfloat16,

@@ -41,6 +41,7 @@ def initialize(parallel: Parallel, seed: int = 0, timeout_s: float = 7200.0) -> 
         tensor_model_parallel_size=parallel.tensor,
         pipeline_model_parallel_size=parallel.pipeline,
         virtual_pipeline_model_parallel_size=parallel.virtual_pipeline,
+        context_parallel_size=parallel.context,
         expert_model_parallel_size=parallel.expert,
         expert_tensor_parallel_size=parallel.expert_tensor,
         distributed_timeout_minutes=max(1, int(timeout_s // 60)),

@@ -33,6 +33,7 @@ def make_config(case, root):
                 "pipeline": case["pp"],
                 "virtual_pipeline": case.get("vpp"),
                 "sequence_parallel": case.get("sp", False),
+                "context": case.get("cp", 1),
                 "expert": case.get("ep", 1),
                 "expert_tensor": case.get("etp"),
                 "first_stage_layers": case.get("first"),

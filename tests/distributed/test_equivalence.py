@@ -19,6 +19,8 @@ LAYOUTS = {
         {"tp": 2, "pp": 1, "output_layer": "logits"},
         {"tp": 1, "pp": 2, "micro": 256},
         {"tp": 1, "pp": 1, "measure": False},
+        {"tp": 1, "pp": 1, "cp": 2},
+        {"tp": 1, "pp": 1, "cp": 2, "packing": "packed"},
         {"tp": 1, "pp": 1, "sharded": True},
     ],
     4: [
@@ -28,6 +30,10 @@ LAYOUTS = {
         {"tp": 1, "pp": 2, "vpp": 2},
         {"tp": 1, "pp": 4},
         {"tp": 4, "pp": 1},
+        {"tp": 2, "pp": 1, "cp": 2, "sp": True},
+        {"tp": 2, "pp": 1, "cp": 2, "sp": True, "packing": "packed"},
+        {"tp": 1, "pp": 2, "cp": 2, "sharded": True, "lr": 1e-2, "clip": True},
+        {"tp": 1, "pp": 1, "cp": 4},
         {"tp": 1, "pp": 2, "sharded": True, "lr": 1e-2, "clip": True},
         {"tp": 2, "pp": 2, "sharded": True, "lr": 1e-2, "clip": True},
     ],
@@ -46,6 +52,7 @@ MOE_LAYOUTS = {
         {"tp": 2, "pp": 1, "sp": True, "ep": 2, "packing": "packed"},
         {"tp": 2, "pp": 2, "sp": True, "ep": 2, "etp": 1},
         {"tp": 1, "pp": 2, "ep": 2, "first": 1},
+        {"tp": 1, "pp": 1, "cp": 2, "ep": 2},
     ],
 }
 # Scalings of the rotary embedding, at positions beyond the original context.

@@ -28,6 +28,7 @@ def shard(job: dict, rank: int) -> dict:
         p.tensor,
         p.pipeline,
         p.virtual_pipeline,
+        context_parallel_size=p.context,
         expert_model_parallel_size=p.expert,
         expert_tensor_parallel_size=p.expert_tensor,
         create_gloo_process_groups=False,
