@@ -110,17 +110,20 @@ def main(job: dict, out: str) -> None:
                 StateSaver(actor, where, 2).save(2 * part + 2, {"step": 2 * part + 2})
             same = all(torch.equal(t, end[n]) for n, t in tensors(actor).items())
             kept = sorted(p.name for p in where.glob("step_*"))
-            # At another layout: pipeline instead of tensor parallelism, from the middle.
-            other = build(root, {"pipeline": 2}, sharded=sharded)
-            load_state(other, where / "step_000004")
-            moved = run(other, 4, 6)
-            far = max((t - end[n]).abs().max().item() for n, t in tensors(other).items())
+            # At other layouts, from the middle.
+            moved, far = [], []
+            for other_layout in ({"pipeline": 2}, {"context": 2}):
+                other = build(root, other_layout, sharded=sharded)
+                load_state(other, where / "step_000004")
+                norms_there = run(other, 4, 6)
+                moved += [abs(a - b) / b for a, b in zip(norms_there, want[4:])]
+                far += [(t - end[n]).abs().max().item() for n, t in tensors(other).items()]
             report[f"{name}, sharded={sharded}"] = {
                 "norms_equal": norms == want,
                 "weights_equal": same,
                 "kept": kept,
-                "moved": max(abs(a - b) / b for a, b in zip(moved, want[4:])),
-                "moved_weights": far,
+                "moved": max(moved),
+                "moved_weights": max(far),
                 "lr": [actor._lr(), other._lr(), straight._lr()],
             }
     if job["small_disk"]:

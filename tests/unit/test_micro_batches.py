@@ -58,6 +58,35 @@ def check_rows(batch, mb, samples):
     assert torch.allclose(mb.columns.weight, torch.tensor(weights))
 
 
+@given(
+    seed=st.integers(0, 50),
+    packed=st.booleans(),
+    pad=st.sampled_from([1, 2]),
+    size=st.sampled_from([2, 3, 4]),
+    count=st.integers(0, 6),
+)
+def test_context_parallel_ranks_share_a_pass(seed, packed, pad, size, count):
+    """Each token is on one rank, with the same predecessor and position; costs are balanced."""
+    batch = build_batch(groups(seed, 4), Algorithm(responses=4, refinements=2), 1, 40)
+    samples = list(range(count))
+    parts = [
+        build_micro_batch(batch, "initial", samples, packed, pad, (r, size)) for r in range(size)
+    ]
+    whole = build_micro_batch(batch, "initial", samples, packed)
+    assert len({mb.input_ids.shape for mb in parts}) == 1
+    assert parts[0].input_ids.size(1) % (2 * pad) == 0
+
+    def tokens(mb):
+        ids, positions = mb.input_ids.flatten()[mb.rows], mb.position_ids.flatten()[mb.rows]
+        columns = (ids, mb.targets, positions, mb.columns.weight, mb.columns.engine_logprob)
+        return list(zip(*(c.tolist() for c in columns)))
+
+    assert sorted(t for mb in parts for t in tokens(mb)) == sorted(tokens(whole))
+    # Causal attention: a position costs as much as there are before it.
+    cost = {int(mb.position_ids.sum()) for mb in parts}
+    assert len(cost) == 1
+
+
 def test_samples_without_a_signal_are_idle():
     gs = groups(0, 4)
     batch = build_batch(gs, Algorithm(responses=4, refinements=2), 1, 40)
