@@ -82,9 +82,9 @@ def test_context_parallel_ranks_share_a_pass(seed, packed, pad, size, count):
         return list(zip(*(c.tolist() for c in columns)))
 
     assert sorted(t for mb in parts for t in tokens(mb)) == sorted(tokens(whole))
-    # Causal attention: a position costs as much as there are before it.
-    cost = {int(mb.position_ids.sum()) for mb in parts}
-    assert len(cost) == 1
+    if packed:
+        # Causal attention: a position costs as much as there are before it.
+        assert len({int(mb.position_ids.sum()) for mb in parts}) == 1
 
 
 def test_samples_without_a_signal_are_idle():
