@@ -128,6 +128,7 @@ def main(job: dict, out: str) -> None:
             }
     if job["small_disk"]:
         for name, background in (("foreground", False), ("background", True)):
+            actor = build(job["models"]["untied"], {"tensor": 2})
             report[name] = full_disk(actor, Path(job["small_disk"]) / name, background)
     if dist.get_rank() == 0:
         Path(out).write_text(json.dumps(report))
