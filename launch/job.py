@@ -21,7 +21,6 @@ FAILURES = "failures"
 # Every job has a block of ports below those that the system gives out, by its id: the master's,
 # then those of the servers (rollout.port), of a critic's and of a refiner's.
 _FIRST_PORT, _PORTS, _BLOCKS = 20_000, 256, 47
-_EXIT_CODES = {"stopped": 85, "guard": 3}
 # The agent waits this long for ranks that finish their step after the warning.
 _SHUTDOWN_S = 24 * 3600
 _LONGEST_PAUSE_S = 600
@@ -30,22 +29,17 @@ _LONGEST_PAUSE_S = 600
 def node_script(config: dict[str, Any], cluster: Cluster, again: bool = False) -> str:
     """What every node runs: torchrun with this node's ranks, or the servers of a node of theirs.
 
-    Its exit code says on the first node how the run ended.
-
     Args:
         again: the job continues what an earlier one began.
     """
     layout = layout_of(config, cluster)
     root = run_directory(config)
     # Ignored by torchrun's agent and by the servers; the ranks handle it.
-    # On SIGTERM this shell waits for the ranks too.
-    lines = ["trap '' USR1", "trap : TERM"]
+    lines = ["trap '' USR1"]
     lines += [f"export {k}={shlex.quote(v)}" for k, v in _environment(config, cluster).items()]
-    common = [str(root / SUBMITTED), "--attempt", "$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}"]
-    if option(config, "rollout.port", None) is None:
-        common.insert(1, "rollout.port=$((MASTER_PORT + 1))")
+    attempt = ["--attempt", "$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}"]
     if layout.server_nodes:
-        serve = [cluster.python, "-m", "megatron_cgrpo.rollout.host", *common]
+        serve = [cluster.python, "-m", "megatron_cgrpo.rollout.host", str(root), *attempt]
         serve += ["--node", f"$((SLURM_NODEID - {layout.trainer_nodes}))"]
         lines += [f"if [ $SLURM_NODEID -ge {layout.trainer_nodes} ]; then"]
         lines += [f"  exec {_joined(serve)}", "fi"]
@@ -53,13 +47,12 @@ def node_script(config: dict[str, Any], cluster: Cluster, again: bool = False) -
     command += [f"--nproc-per-node={layout.ranks}", "--max-restarts=0"]
     command += [f"--shutdown-timeout={_SHUTDOWN_S}", f"--nnodes={layout.trainer_nodes}"]
     command += ["--node-rank=$SLURM_NODEID", "--master-addr=$MASTER_ADDR"]
-    command += ["--master-port=$MASTER_PORT", "-m", "megatron_cgrpo.training.cluster", *common]
-    command += ["--again"] if again else ["${SLURM_RESTART_COUNT:+--again}"]
-    lines += [f"{_joined(command)} || exit $?", "[ $SLURM_NODEID = 0 ] || exit 0"]
-    outcome = shlex.quote(str(root / OUTCOME))
-    lines.append(f"case $(head -n 1 {outcome}) in")
-    lines += [f"  {ended}) exit {code} ;;" for ended, code in _EXIT_CODES.items()]
-    lines += ["esac"]
+    command += ["--master-port=$MASTER_PORT", "-m", "megatron_cgrpo.training.cluster"]
+    command += [str(root / SUBMITTED)]
+    if option(config, "rollout.port", None) is None:
+        command += ["rollout.port=$((MASTER_PORT + 1))"]
+    command += [*attempt, "--again"] if again else [*attempt, "${SLURM_RESTART_COUNT:+--again}"]
+    lines.append(f"exec {_joined(command)}")
     return "\n".join(lines)
 
 
@@ -87,9 +80,10 @@ def setup_lines(config: dict[str, Any], cluster: Cluster) -> str:
     """What the batch script does before it starts the nodes.
 
     NeMo-Run's script asks for a requeue whenever a job fails. Which failures are worth it is
-    decided here: a run that stopped (warning before the time limit) goes on at once; one that says
-    it can never work is not tried again; anything else is, `max_restarts` times, after growing
-    pauses.
+    decided here, by the trainer's outcome, which also makes the job's exit code: a run that stopped
+    (85: warning before the time limit) goes on at once; one that says it can never work, or that a
+    guard stopped (3), is not tried again, nor by the next job of a chain; anything else is,
+    `max_restarts` times, after growing pauses.
     """
     root = run_directory(config)
     outcome, failures = (shlex.quote(str(root / name)) for name in (OUTCOME, FAILURES))
@@ -100,7 +94,21 @@ if [[ $MASTER_ADDR == 127.* ]]; then
   MASTER_ADDR=$(command scontrol show node -o "$head_node" | sed -E 's/.* NodeAddr=([^ ]+) .*/\\1/')
 fi
 export MASTER_PORT=$(({_FIRST_PORT} + SLURM_JOB_ID % {_BLOCKS} * {_PORTS}))
+case "$(head -n 1 {outcome} 2>/dev/null)" in
+  done) exit 0 ;;
+  guard) echo "not tried again: $(tail -n +2 {outcome})"; exit 3 ;;
+  refused) echo "not tried again: $(tail -n +2 {outcome})"; exit 1 ;;
+esac
 rm -f {outcome}
+# Slurm's own code may be that of a task which was ended because another had left.
+srun() {{
+  command srun "$@"
+  local code=$?
+  case "$(head -n 1 {outcome} 2>/dev/null)" in
+    done) return 0 ;; stopped) return 85 ;; guard) return 3 ;; refused) return 1 ;;
+  esac
+  return $((code == 0 ? 1 : code))
+}}
 scontrol() {{
   if [ "$1" != requeue ]; then command scontrol "$@"; return; fi
   case "$(head -n 1 {outcome} 2>/dev/null)" in
@@ -120,9 +128,15 @@ scontrol() {{
 
 
 def write_submitted(config: dict[str, Any]) -> Path:
-    """Write the configuration into the run directory, as it is when the job is submitted."""
-    file = run_directory(config) / SUBMITTED
-    file.parent.mkdir(parents=True, exist_ok=True)
+    """Write the configuration into the run directory, as it is when the job is submitted.
+
+    What earlier jobs of the run said of their end is forgotten.
+    """
+    root = run_directory(config)
+    root.mkdir(parents=True, exist_ok=True)
+    for name in (OUTCOME, FAILURES):
+        (root / name).unlink(missing_ok=True)
+    file = root / SUBMITTED
     file.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
     return file
 

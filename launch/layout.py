@@ -49,7 +49,22 @@ def layout_of(config: dict[str, Any], cluster: Cluster) -> Layout:
         )
     layout = Layout(trainer, own, ranks)
     _check_servers(config, layout, gpus)
+    _check_gpus(config, gpus)
     return layout
+
+
+def _check_gpus(config: dict[str, Any], gpus: int | None) -> None:
+    """GPUs that the configuration names are those of a node."""
+    feedback = config.get("feedback") or {}
+    engines = {
+        "rollout": config.get("rollout"),
+        "feedback.critic.engine": (feedback.get("critic") or {}).get("engine"),
+        "feedback.refiner": feedback.get("refiner"),
+    }
+    for name, engine in engines.items():
+        named = (engine or {}).get("gpus") or [0]
+        if gpus is not None and max(named) >= gpus:
+            raise LaunchError(f"{name}.gpus names GPU {max(named)}; a node has 0 … {gpus - 1}")
 
 
 def _check_servers(config: dict[str, Any], layout: Layout, gpus: int | None) -> None:

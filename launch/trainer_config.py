@@ -65,6 +65,11 @@ def run_directory(config: dict[str, Any]) -> Path:
             f"run.directory={directory!r} must be an absolute path that all nodes share "
             "(no ~: homes differ inside containers)"
         )
+    if "/nemo_run" in f"{directory}/{name}":
+        raise LaunchError(
+            f"run.directory={directory!r}: NeMo-Run replaces /nemo_run wherever it stands in a "
+            "job's script; choose another path"
+        )
     return Path(directory) / str(name)
 
 

@@ -133,8 +133,11 @@ def _check_experts(p: Parallel, hf: dict[str, Any]) -> None:
         )
 
 
-def check_memory(config: Config, parameters: int) -> None:
+def check_memory(config: Config, parameters: int, nodes: int = 1) -> None:
     """Weights, gradients, Adam state, the engines' and the exports' weights without a GPU.
+
+    Args:
+        nodes: that the trainer's ranks run on, evenly.
 
     Raises:
         ConfigError: when they cannot fit into this machine's memory.
@@ -144,9 +147,10 @@ def check_memory(config: Config, parameters: int) -> None:
     width = 4 if config.model.dtype == "float32" else 2
     copies = config.parallel.data * config.parallel.context
     replicas = 1 if config.optimizer.sharded else copies
-    need = parameters * (
-        (width + 4) * copies + 12 * replicas + width * (config.rollout.servers + 1)
-    )
+    r = config.rollout
+    servers = 0 if r.own_nodes else -(-r.servers // nodes)
+    ours = ((width + 4) * copies + 12 * replicas) / nodes
+    need = parameters * (ours + width * (servers + 1))
     have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if need > have:
         raise ConfigError(

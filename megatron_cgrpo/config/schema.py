@@ -58,7 +58,8 @@ class Parallel(Section):
     context: Positive = 1
     """Context-parallel size: every sequence is cut over so many ranks, attention included."""
     expert: Positive = 1
-    """Expert-parallel size of mixtures: the experts are dealt out over tensor × data ranks."""
+    """Expert-parallel size of mixtures: the experts are dealt out over tensor × context × data
+    ranks."""
     expert_tensor: Positive | None = None
     """Tensor-parallel size within an expert; default: `tensor`."""
     sequence_parallel: bool = False
@@ -295,7 +296,8 @@ class Config(Section):
                 "training.guards.refinement_share needs training.measure_refinement_gradient=true"
             )
         on_gpus = self.rollout.placement != "cpu"
-        taken = set(range(self.parallel.world_size)) | set(self.rollout.gpus)
+        # The trainer's own depend on the nodes: rollout/nodes.py.
+        taken = set() if self.rollout.own_nodes else set(self.rollout.gpus)
         for name, engine in (
             ("feedback.critic.engine", critic.engine),
             ("feedback.refiner", self.feedback.refiner),
@@ -307,8 +309,7 @@ class Config(Section):
                 )
             if engine and on_gpus and taken.intersection(engine.gpus):
                 raise ValueError(
-                    f"{name}.gpus {sorted(taken.intersection(engine.gpus))} belong to the trainer "
-                    "or to other engines"
+                    f"{name}.gpus {sorted(taken.intersection(engine.gpus))} belong to other engines"
                 )
             taken |= set(engine.gpus) if engine else set()
 

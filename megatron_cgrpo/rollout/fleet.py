@@ -16,7 +16,7 @@ import requests
 from megatron_cgrpo.config.errors import ConfigError
 from megatron_cgrpo.config.schema import Config
 from megatron_cgrpo.rollout.nodes import Meeting, RemoteServer, servers_of, trainer_nodes
-from megatron_cgrpo.rollout.server import SERVED_NAME, EngineError, EngineServer, own_server
+from megatron_cgrpo.rollout.server import SERVED_NAME, EngineError, EngineServer, ask, own_server
 from megatron_cgrpo.types import Completion
 
 POLICY = "engine"
@@ -320,7 +320,8 @@ class EngineFleet:
         if callable(body):
             body = body(self.servers.index(server))
         try:
-            answer = requests.post(
+            answer = ask(
+                "POST",
                 f"{server.url}/{path}",
                 json=body,
                 headers=server.headers,
@@ -350,7 +351,7 @@ def _answers(server: EngineServer) -> bool:
     if not server.alive():
         return False
     try:
-        answer = requests.get(f"{server.url}/health", headers=server.headers, timeout=30)
+        answer = ask("GET", f"{server.url}/health", headers=server.headers, timeout=30)
     except requests.RequestException:
         return False
     return answer.status_code == 200

@@ -1,7 +1,7 @@
 """The servers of a node other than rank 0's.
 
 Beside the trainer, the first rank of the node has a `NodeServers`; a node that belongs to the
-servers runs `python -m megatron_cgrpo.rollout.host CONFIG.yaml --attempt NAME --node N`.
+servers runs `python -m megatron_cgrpo.rollout.host RUN_DIRECTORY --attempt NAME --node N`.
 """
 
 from __future__ import annotations
@@ -11,16 +11,19 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from megatron_cgrpo.config import ConfigError, load_config
+from megatron_cgrpo.config import load_config
 from megatron_cgrpo.config.checks import context_of
 from megatron_cgrpo.config.schema import Config
 from megatron_cgrpo.rollout.fleet import POLICY
 from megatron_cgrpo.rollout.nodes import POLL_S, Meeting, own_address, servers_of
 from megatron_cgrpo.rollout.server import EngineError, own_server
+
+# A signal to the whole job may reach the servers before it reaches whoever watches them.
+SIGNAL_S = 2.0
 
 
 class NodeServers:
@@ -28,26 +31,34 @@ class NodeServers:
 
     Args:
         indices: which of all servers; those of earlier nodes come first.
+        stopping: whether the job was asked to stop: servers then die of the same signal.
+
+    Raises:
+        EngineError: when the run directory of rank 0 is not seen here.
     """
 
-    def __init__(self, config: Config, root: Path, meeting: Meeting, indices: range) -> None:
-        host = config.rollout.host
-        rollout = config.rollout.model_copy(
-            update={"host": own_address() if host == "127.0.0.1" else host}
-        )
+    def __init__(
+        self,
+        config: Config,
+        root: Path,
+        meeting: Meeting,
+        indices: range,
+        stopping: Callable[[], bool],
+    ) -> None:
+        rollout = config.rollout.model_copy(update={"host": own_address()})
         config = config.model_copy(update={"rollout": rollout})
-        token, context = meeting.token(), context_of(config)
-        self._meeting, self._timeout_s = meeting, rollout.start_timeout_s
+        token, context = meeting.wait_token(rollout.start_timeout_s), context_of(config)
+        self._meeting, self._stopping = meeting, stopping
         self._servers = {
             index: own_server(config, context, token, index, local, root / f"{POLICY}-{index}.log")
             for local, index in enumerate(indices)
         }
         # Servers die with the thread that started them (PR_SET_PDEATHSIG): one that lives on.
         self._starter = ThreadPoolExecutor(1)
-        self._stopping = threading.Event()
+        self._ended = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="node-servers", daemon=True)
-        self.died: str | None = None
-        """The last words of the first server that died."""
+        self.died = False
+        """A server died that should not have."""
 
     def start(self) -> None:
         """Start all processes; returns at once.
@@ -61,65 +72,78 @@ class NodeServers:
         self._watcher.start()
 
     def _watch(self) -> None:
-        while not self._stopping.wait(POLL_S):
+        while not self._ended.wait(POLL_S):
             for index, server in self._servers.items():
-                if not server.alive():
-                    self.died = f"{server.url} on another node than rank 0's: {server.last_words()}"
-                    self._meeting.mourn(index, self.died)
+                if server.alive():
+                    continue
+                if self._ended.wait(SIGNAL_S) or self._stopping():
                     return
+                words = f"{server.url}: {server.last_words()}"
+                print(f"error: {words}", file=sys.stderr, flush=True)
+                self._meeting.mourn(index, words)
+                self.died = True
+                return
 
     def stop(self) -> None:
         """End all processes."""
-        self._stopping.set()
-        for server in self._servers.values():
-            server.stop()
+        self._ended.set()
+        with ThreadPoolExecutor(len(self._servers)) as pool:
+            list(pool.map(lambda server: server.stop(), self._servers.values()))
         self._starter.shutdown()
 
 
-def servers_beside(config: Config, root: Path, meeting: Meeting, node: int, nodes: int):
-    """The servers of a trainer's node; None where there are none to start."""
-    r = config.rollout
+def servers_beside(
+    config: Config,
+    root: Path,
+    meeting: Meeting,
+    place: tuple[int, int],
+    stopping: Callable[[], bool],
+) -> NodeServers | None:
+    """The servers of a trainer's node; None where there are none to start.
+
+    Args:
+        place: this node, and how many the trainer has.
+    """
+    r, (node, nodes) = config.rollout, place
     indices = servers_of(node, r.servers, nodes)
     if node == 0 or r.own_nodes or r.urls or not indices:
         return None
-    return NodeServers(config, root, meeting, indices)
+    return NodeServers(config, root, meeting, indices, stopping)
 
 
-def serve(config: Config, root: Path, meeting: Meeting, node: int) -> int:
+def serve(root: Path, meeting: Meeting, node: int, stopping: Callable[[], bool]) -> int:
     """Run the servers of a node of their own until rank 0 closes the meeting; the exit code."""
     while meeting.token() is None:
         # Rank 0 checks the configuration first.
         if meeting.closed:
             return 0
         time.sleep(POLL_S)
-    r = config.rollout
-    servers = NodeServers(config, root, meeting, servers_of(node, r.servers, r.own_nodes))
+    config = load_config(root / "config.yaml")
+    mine = servers_of(node, config.rollout.servers, config.rollout.own_nodes)
+    servers = NodeServers(config, root, meeting, mine, stopping)
     try:
         servers.start()
-        while not meeting.closed:
-            if servers.died is not None:
-                raise EngineError(servers.died)
+        while not (meeting.closed or servers.died):
             time.sleep(POLL_S)
     finally:
         servers.stop()
-    return 0
+    return int(servers.died)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve; 0 when the job ended."""
     parser = argparse.ArgumentParser(prog="python -m megatron_cgrpo.rollout.host")
-    parser.add_argument("config", help="the job's configuration")
-    parser.add_argument("overrides", nargs="*", metavar="key.path=value")
+    parser.add_argument("root", type=Path, help="the run directory")
     parser.add_argument("--attempt", required=True, help="name of this attempt of the job")
     parser.add_argument("--node", type=int, required=True, help="of the servers' nodes, from 0")
     args = parser.parse_args(argv)
-    # The warning before a time limit is for the ranks.
+    # The ranks decide when a job that is asked to stop ends, and need the servers until then.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    asked = threading.Event()
+    signal.signal(signal.SIGTERM, lambda signum, frame: asked.set())
     try:
-        config = load_config(args.config, args.overrides)
-        root = Path(config.run.directory) / config.run.name
-        return serve(config, root, Meeting(root, args.attempt), args.node)
-    except (ConfigError, EngineError, OSError) as e:
+        return serve(args.root, Meeting(args.root, args.attempt), args.node, asked.is_set)
+    except (EngineError, OSError, ValueError) as e:
         print(f"error: {e}", file=sys.stderr, flush=True)
         return 1
 

@@ -15,6 +15,7 @@ import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from megatron_cgrpo.config.errors import ConfigError
 from megatron_cgrpo.config.schema import Config
@@ -38,12 +39,14 @@ def servers_of(node: int, servers: int, nodes: int) -> range:
 
 
 def check_nodes(config: Config, nodes: int) -> None:
-    """Refuse servers that cannot be dealt out over the trainer's nodes.
+    """Refuse servers that cannot be dealt out over the trainer's nodes, and other engines on GPUs
+    that rank 0's node needs for something else.
 
     Raises:
         ConfigError: saying which number does not fit.
     """
     r = config.rollout
+    _check_others(config, config.parallel.world_size // nodes)
     if nodes == 1 or r.own_nodes or r.placement == "cpu" or r.urls:
         return
     if r.placement == "split":
@@ -57,6 +60,20 @@ def check_nodes(config: Config, nodes: int) -> None:
             f"{r.servers} servers of {r.tensor} GPUs cannot be dealt out evenly over {nodes} nodes "
             f"of {ranks} ranks; change rollout.servers or rollout.tensor"
         )
+
+
+def _check_others(config: Config, ranks: int) -> None:
+    """Critic and refiner run on the node of rank 0."""
+    taken = set(range(ranks))
+    for name, engine in (
+        ("feedback.critic.engine", config.feedback.critic.engine),
+        ("feedback.refiner", config.feedback.refiner),
+    ):
+        if engine and config.rollout.placement != "cpu" and taken.intersection(engine.gpus):
+            raise ConfigError(
+                f"{name}.gpus {sorted(taken.intersection(engine.gpus))} belong to the trainer "
+                f"(0 … {ranks - 1})"
+            )
 
 
 class Meeting:
@@ -80,6 +97,22 @@ class Meeting:
         """The access token of all servers; None before they may start."""
         return self._read("token")
 
+    def wait_token(self, timeout_s: float) -> str:
+        """The token, as soon as this node sees it.
+
+        Raises:
+            EngineError: when it does not.
+        """
+        deadline = time.monotonic() + timeout_s
+        while (token := self.token()) is None:
+            if time.monotonic() > deadline:
+                raise EngineError(
+                    f"{self.directory} is not seen on this node: is run.directory on a file system "
+                    "that all nodes share?"
+                )
+            time.sleep(POLL_S)
+        return token
+
     def announce(self, server: int, url: str) -> None:
         """This server is being started, and will answer there."""
         self._write(f"{server}.url", url)
@@ -94,6 +127,12 @@ class Meeting:
     def death(self, server: int) -> str | None:
         """Why this server died; None while it lives."""
         return self._read(f"{server}.died")
+
+    def first_death(self) -> str | None:
+        """Why a server died, if one did."""
+        for path in sorted(self.directory.glob("*.died")):
+            return path.read_text(encoding="utf-8")
+        return None
 
     def close(self) -> None:
         """Rank 0: the servers are not needed any more, or never were."""
@@ -117,11 +156,11 @@ class Meeting:
             return None
 
 
-def own_address() -> str:
-    """The address by which the other nodes of the job reach this one."""
+def own_address(peer: str | None = None) -> str:
+    """The address of this node on the way to another one; default: to the first."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-        # Nothing is sent: the system chooses the interface that leads to the first node.
-        s.connect((os.environ.get("MASTER_ADDR", "127.0.0.1"), 1))
+        # Nothing is sent: the system chooses the interface.
+        s.connect((peer or os.environ.get("MASTER_ADDR", "127.0.0.1"), 1))
         return s.getsockname()[0]
 
 
@@ -131,6 +170,11 @@ class RemoteServer(EngineServer):
 
     meeting: Meeting | None = None
     index: int = 0
+
+    @property
+    def host(self) -> str:
+        """Of its node."""
+        return urlsplit(self.url).hostname
 
     def alive(self) -> bool:
         return self.meeting.death(self.index) is None

@@ -22,7 +22,7 @@ from megatron_cgrpo.policy.export import stream_hf
 from megatron_cgrpo.policy.model import PolicyModel
 from megatron_cgrpo.rollout import vllm_plugin
 from megatron_cgrpo.rollout.fleet import ControlError, EngineFleet
-from megatron_cgrpo.rollout.nodes import Meeting, own_address
+from megatron_cgrpo.rollout.nodes import RemoteServer, own_address
 from megatron_cgrpo.rollout.server import EngineError, EngineServer, free_port
 from megatron_cgrpo.rollout.shm_transfer import ShmTrainerInitInfo, nbytes
 
@@ -111,19 +111,11 @@ class WeightSync:
 
     Args:
         fleet: on rank 0, else None.
-        meeting: of the nodes, where servers run on several.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        model: PolicyModel,
-        fleet: EngineFleet | None,
-        meeting: Meeting | None = None,
-    ) -> None:
+    def __init__(self, config: Config, model: PolicyModel, fleet: EngineFleet | None) -> None:
         vllm_plugin.register()
         self._fleet, self._placement = fleet, config.rollout.placement
-        self._meeting = meeting
         self._watchdog: threading.Timer | None = None
         self.source = MegatronSource(model, everywhere=self._placement == "colocated")
         self._client = _FleetClient(fleet, self._watch)
@@ -148,7 +140,8 @@ class WeightSync:
     def _init_info(self, config: Config) -> TrainerInitInfo:
         rank, r = dist.get_rank(), config.rollout
         if self._placement == "cpu":
-            shared = str(self._meeting.directory) if self._meeting else None
+            remote = self._remote()
+            shared = str(remote.meeting.directory) if remote else None
             return ShmTrainerInitInfo(rank=rank, bucket_bytes=r.bucket_mib << 20, directory=shared)
         if self._placement == "colocated":
             from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
@@ -159,7 +152,8 @@ class WeightSync:
             return IPCTrainerInitInfo(rank=rank, packed=True, packed_buffer_size_bytes=size)
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
-        address = own_address() if self._meeting else r.host
+        remote = self._remote()
+        address = own_address(remote.host) if remote else r.host
         return NCCLTrainerInitInfo(
             rank=rank,
             master_address=address,
@@ -167,6 +161,11 @@ class WeightSync:
             world_size=1 + (len(r.urls) or r.servers) * r.tensor,
             packed_buffer_size_bytes=r.bucket_mib << 20,
         )
+
+    def _remote(self) -> RemoteServer | None:
+        """On rank 0: a server of another node, where there is one."""
+        servers = self._fleet.servers if self._fleet else []
+        return next((s for s in servers if isinstance(s, RemoteServer)), None)
 
     def push(self, version: int) -> dict[str, float]:
         """Bring all engines to these weights; returns seconds, bytes and GiB/s.

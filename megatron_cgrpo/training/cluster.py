@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from megatron_cgrpo.process import die_with_parent
 from megatron_cgrpo.training.worker import leave, report_error
 
 OUTCOME = "outcome"
+RANK_ZERO_S = 30.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,17 +31,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     from megatron_cgrpo.config import ConfigError, load_config
 
     args = _parser().parse_args(argv)
+    # The launcher writes the configuration into the run directory.
+    root = Path(args.config).absolute().parent
     try:
         config = load_config(args.config, args.overrides)
-    except ConfigError as e:
-        # The same on every rank; without a configuration there is no place to write it down.
-        return report_error(e)
-    root = Path(config.run.directory) / config.run.name
-    try:
         _train(config, root, args.attempt, args.again)
     except Exception as e:
-        if isinstance(e, (ConfigError, ValueError)) and _rank() == 0:
-            _write(root, "refused", str(e))
+        if _rank() == 0:
+            if isinstance(e, (ConfigError, ValueError)):
+                _write(root, "refused", str(e))
+        elif isinstance(e, ConfigError):
+            # The same on every rank. Rank 0 tells it and ends the job, not who leaves before.
+            time.sleep(RANK_ZERO_S)
+            return 1
         return report_error(e)
     return 0
 
@@ -56,30 +60,30 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _train(config, root: Path, attempt: str, again: bool) -> None:
-    from megatron_cgrpo.config import load_config
     from megatron_cgrpo.policy.parallel import join
-    from megatron_cgrpo.rollout.nodes import Meeting, check_nodes, trainer_nodes
-    from megatron_cgrpo.training.exchange import share_error
+    from megatron_cgrpo.rollout.nodes import Meeting, trainer_nodes
+    from megatron_cgrpo.rollout.server import EngineError
+    from megatron_cgrpo.training.exchange import from_rank_zero
     from megatron_cgrpo.training.launch import outcome_of, prepare
     from megatron_cgrpo.training.loop import train
 
     join(config.training.collective_timeout_s)
-    nodes = trainer_nodes()[1]
-    error: Exception | None = None
-    if _rank() == 0:
-        try:
-            check_nodes(config, nodes)
-            prepare(config, again)
-        except Exception as e:
-            error = e
-    share_error(error)
-    meeting = Meeting(root, attempt)
-    if _is_finished(config, root):
+    meeting, nodes = Meeting(root, attempt), trainer_nodes()[1]
+    from_rank_zero(lambda: prepare(config, again, nodes))
+    # Where another rank looks, a shared file system may show an older state.
+    if from_rank_zero(lambda: _is_finished(config, root)):
         # The next job of a chain, or one that was requeued while it ended.
-        return _end(root, meeting, "done", "it was finished before")
+        _end(root, meeting, "done", "it was finished before")
+        return
     several = nodes > 1 or config.rollout.own_nodes > 0
-    train(load_config(root / "config.yaml"), root, meeting if several else None)
-    return _end(root, meeting, *outcome_of(root))
+    train(config, root, meeting if several else None)
+    if _rank() != 0:
+        return
+    outcome, reason = outcome_of(root)
+    if outcome == "stopped" and (death := meeting.first_death()) is not None:
+        # The ranks were stopped because a server's node left the job.
+        raise EngineError(death)
+    _end(root, meeting, outcome, reason)
 
 
 def _end(root: Path, meeting, outcome: str, reason: str) -> None:
@@ -89,7 +93,7 @@ def _end(root: Path, meeting, outcome: str, reason: str) -> None:
 
 
 def _is_finished(config, root: Path) -> bool:
-    """Whether the last step's checkpoint and export are there: the same on every rank."""
+    """Whether the last step's checkpoint and export are there."""
     from megatron_cgrpo.policy.states import STATES, latest_state, read_run_state
 
     last = latest_state(root / STATES)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from dataclasses import fields
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -11,6 +13,8 @@ import torch.distributed as dist
 from megatron_cgrpo.algorithm.batch import Batch
 from megatron_cgrpo.policy.parallel import device
 from megatron_cgrpo.process import STOP_SIGNALS
+
+T = TypeVar("T")
 
 
 class RankZeroFailed(RuntimeError):
@@ -34,6 +38,19 @@ def share_batch(batch: Batch | None) -> Batch:
         dist.broadcast(tensor, src=0)
         received[name] = tensor.to("cpu", dtype)
     return Batch(**received)
+
+
+def from_rank_zero(make: Callable[[], T]) -> T:
+    """What `make` returns on rank 0, on every rank; its error is raised everywhere. Collective."""
+    value, error = [None], None
+    if dist.get_rank() == 0:
+        try:
+            value = [make()]
+        except Exception as e:
+            error = e
+    share_error(error)
+    dist.broadcast_object_list(value, src=0)
+    return value[0]
 
 
 def share_error(error: BaseException | None) -> None:

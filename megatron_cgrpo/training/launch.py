@@ -58,16 +58,17 @@ def rank_environment(config: Config) -> dict[str, str]:
     return env
 
 
-def prepare(config: Config, again: bool = False) -> Path:
+def prepare(config: Config, again: bool = False, nodes: int = 1) -> Path:
     """Check everything that can be checked and make the run directory; returns it.
 
     Args:
         again: as for `prepare_run_directory`.
+        nodes: that the trainer's ranks run on.
 
     Raises:
         ConfigError, DataError: one sentence with what is wrong, where, and what to do.
     """
-    shape = preflight(config)
+    shape = preflight(config, nodes)
     root = prepare_run_directory(config, again)
     width = 4 if config.model.dtype == "float32" else 2
     check_disk(root, parameter_count(shape) * width + (16 << 20))

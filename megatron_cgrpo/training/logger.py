@@ -21,6 +21,8 @@ from megatron_cgrpo.process import stop_signals_held
 
 STOPPED = "stopped"
 """File that a run leaves when it was asked to stop and did so cleanly."""
+LAUNCHED = ("submitted.yaml", "slurm", "local", "failures")
+"""What launch/ keeps in a run directory."""
 
 
 def prepare_run_directory(config: Config, again: bool = False) -> Path:
@@ -29,7 +31,8 @@ def prepare_run_directory(config: Config, again: bool = False) -> Path:
     A directory whose run is to be continued (`training.resume`) stays as it is.
 
     Args:
-        again: the same job is started anew; what it wrote before its first checkpoint is replaced.
+        again: the same job is started anew; what it wrote before its first checkpoint is replaced,
+            the rest is continued, also with `run.overwrite`.
 
     Raises:
         ConfigError: when it holds an earlier run that is neither continued nor overwritten, or
@@ -38,7 +41,7 @@ def prepare_run_directory(config: Config, again: bool = False) -> Path:
     root = Path(config.run.directory).expanduser().absolute() / config.run.name
     # Before a checkpoint is chosen: one of them may have been replaced half-way.
     sweep(root / STATES)
-    if config.run.overwrite:
+    if config.run.overwrite and not again:
         wanted = Path(config.training.resume).absolute()
         if root in wanted.parents:
             raise ConfigError(
@@ -46,7 +49,7 @@ def prepare_run_directory(config: Config, again: bool = False) -> Path:
             )
         # Only what was a run of ours.
         if (root / "config.yaml").exists() or (root / "metrics.jsonl").exists():
-            shutil.rmtree(root)
+            _clear(root)
     if again and resume_from(config, root) is None:
         for name in ("metrics.jsonl", "samples.jsonl"):
             (root / name).unlink(missing_ok=True)
@@ -65,6 +68,17 @@ def prepare_run_directory(config: Config, again: bool = False) -> Path:
     except OSError as e:
         raise ConfigError(f"cannot write to the run directory {root}: {e.strerror}") from e
     return root
+
+
+def _clear(root: Path) -> None:
+    """Delete a run, but for what its launcher has just put there."""
+    for path in root.iterdir():
+        if path.name in LAUNCHED:
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def resume_from(config: Config, root: Path) -> Path | None:

@@ -23,7 +23,7 @@ from megatron_cgrpo.rollout.host import NodeServers, servers_beside
 from megatron_cgrpo.rollout.nodes import Meeting, trainer_nodes
 from megatron_cgrpo.rollout.server import EngineError
 from megatron_cgrpo.training.controller import Controller
-from megatron_cgrpo.training.exchange import StopSignal, share_batch, share_error
+from megatron_cgrpo.training.exchange import StopSignal, from_rank_zero, share_batch, share_error
 from megatron_cgrpo.training.exporter import Exporter
 from megatron_cgrpo.training.guards import Watch
 from megatron_cgrpo.training.logger import STOPPED, RunLogger, resume_from, step_line
@@ -91,11 +91,11 @@ class Session:
         config, t = self.config, self.config.training
         hf = check_model(config)
         shape = ModelShape.from_hf(hf)
-        self._checkpoint = resume_from(config, self.root)
+        initialize(config.parallel, config.run.seed, t.collective_timeout_s)
+        self._checkpoint = from_rank_zero(lambda: resume_from(config, self.root))
         if self._checkpoint is not None:
             self._resumed = read_run_state(self._checkpoint)
             self.first_step, self.version = self._resumed["step"] + 1, self._resumed["version"]
-        initialize(config.parallel, config.run.seed, t.collective_timeout_s)
         try:
             self._on_rank_zero(self._start_controller)
             self._start_servers()
@@ -116,7 +116,7 @@ class Session:
             if config.rollout.placement != "colocated":
                 self._on_rank_zero(lambda: self.controller.wait_ready())
             fleet = self.controller.fleet if self.controller else None
-            self.sync = WeightSync(config, self.actor.model, fleet, self._meeting)
+            self.sync = WeightSync(config, self.actor.model, fleet)
             elsewhere = config.model.weights or config.rollout.urls
             if self.version > 0 or config.rollout.placement == "colocated" or elsewhere:
                 # Resumed: the engines have the initial weights. Colocated: they sleep without any.
@@ -131,6 +131,8 @@ class Session:
     def __exit__(self, kind, error, trace) -> None:
         self._close()
         if error is None:
+            # A launcher ends the job when one rank has left: rank 0 has more to close.
+            dist.barrier()
             shutdown()
 
     def _start_controller(self) -> None:
@@ -152,8 +154,9 @@ class Session:
     def _start_servers(self) -> None:
         """The servers of this node, by its first rank; rank 0's fleet has started its own."""
         if self._meeting is not None and os.environ["LOCAL_RANK"] == "0":
-            node, nodes = trainer_nodes()
-            self._servers = servers_beside(self.config, self.root, self._meeting, node, nodes)
+            self._servers = servers_beside(
+                self.config, self.root, self._meeting, trainer_nodes(), lambda: self.stop.asked
+            )
             if self._servers is not None:
                 self._servers.start()
 

@@ -15,18 +15,23 @@ from megatron_cgrpo.data.problems import load_problems
 from megatron_cgrpo.data.prompts import PromptBuilder, load_tokenizer, refine_template
 from megatron_cgrpo.feedback.verdicts import check_kinds
 from megatron_cgrpo.planning.memory import needed_bytes
+from megatron_cgrpo.rollout.nodes import check_nodes
 from megatron_cgrpo.training.feedback import check_feedback
 
 
-def preflight(config: Config) -> ModelShape:
+def preflight(config: Config, nodes: int = 1) -> ModelShape:
     """Check model, tokenizer, data and feedback settings.
+
+    Args:
+        nodes: that the trainer's ranks run on.
 
     Raises:
         ConfigError, DataError: one sentence with what is wrong, where, and what to do.
     """
     shape = ModelShape.from_hf(read_hf_config(Path(config.model.path)))
     check_model(config)
-    check_memory(config, parameter_count(shape))
+    check_nodes(config, nodes)
+    check_memory(config, parameter_count(shape), nodes)
     if config.rollout.placement != "cpu" and torch.cuda.is_available():
         gpu = torch.cuda.get_device_properties(0).total_memory
         check_gpu_memory(needed_bytes(config, shape, gpu), gpu)

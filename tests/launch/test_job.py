@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.job import node_script, setup_lines
+from launch.job import node_script, setup_lines, write_submitted
 from launch.layout import Layout, layout_of
 from launch.settings import Cluster, add_arguments, cluster_of
 from launch.trainer_config import LaunchError, resolve, run_directory
@@ -26,6 +26,8 @@ def test_the_trainers_yaml(tmp_path):
     for directory in ("runs", "~/runs", ""):
         with pytest.raises(LaunchError, match="absolute path"):
             run_directory({"run": {"directory": directory}})
+    with pytest.raises(LaunchError, match="NeMo-Run replaces /nemo_run"):
+        run_directory({"run": {"directory": "/data/nemo_runs"}})
     with pytest.raises(LaunchError, match="not of the form"):
         resolve(tmp_path / "mine.yaml", ["x"])
     with pytest.raises(LaunchError, match="cannot read"):
@@ -77,6 +79,7 @@ def test_layouts():
         ({"placement": "split"}, {"nodes": 2}, "needs rollout.own_nodes"),
         ({"placement": "colocated", "servers": 3}, {"nodes": 2}, "servers=3 does not divide over"),
         ({"placement": "colocated", "own_nodes": 1}, {"nodes": 3}, "no use for"),
+        ({"gpus": [3, 8]}, {"gpus_per_node": 8}, "rollout.gpus names GPU 8; a node has 0 … 7"),
         (
             {"placement": "split", "servers": 4, "tensor": 8, "own_nodes": 2},
             {"gpus_per_node": 8},
@@ -111,13 +114,28 @@ def test_what_a_node_runs(tmp_path):
     assert run(1, SLURM_RESTART_COUNT="2")[1].endswith("--attempt 7-2 --again\n")
     code, said = run(3)
     assert "-m megatron_cgrpo.rollout.host" in said and said.endswith("--attempt 7-0 --node 1\n")
-    outcome = tmp_path / "r" / "outcome"
-    for text, expected in (("done\n", 0), ("stopped\nafter step 3\n", 85), ("guard\nx\n", 3)):
-        outcome.write_text(text)
-        assert run(0)[0] == expected and run(1)[0] == 0
     assert run(0, CODE="5")[0] == run(1, CODE="5")[0] == run(2, CODE="5")[0] == 5
     again = node_script(CONFIG, Cluster(nodes=2), again=True)
-    assert "--again || exit" in again and "own_nodes" not in again and "rollout.host" not in again
+    assert again.endswith("--attempt $SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0} --again")
+    assert "own_nodes" not in again and "rollout.host" not in again
+
+
+def batch_script(tmp_path, config, *after: str, **cluster) -> subprocess.CompletedProcess:
+    """The batch script's setup and what NeMo-Run has after it, with programs that do nothing."""
+    for name in ("scontrol", "srun"):
+        (tmp_path / name).write_text(
+            f"#!/bin/bash\necho {name} $@ >> {tmp_path}/asked\nexit ${{CODE:-0}}\n"
+        )
+        (tmp_path / name).chmod(0o755)
+    setup = setup_lines(config, Cluster(backoff_s=0, **cluster))
+    script = "\n".join(["head_node_ip='10.1.2.3 fe80::1'", setup, *after])
+    env = dict(os.environ, PATH=f"{tmp_path}:{os.environ['PATH']}", SLURM_JOB_ID="12345")
+    return subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True)
+
+
+def in_directory(tmp_path) -> dict:
+    (tmp_path / "mine").mkdir()
+    return {**CONFIG, "run": {"directory": str(tmp_path), "name": "mine"}}
 
 
 @pytest.mark.parametrize(
@@ -132,20 +150,47 @@ def test_what_a_node_runs(tmp_path):
     ],
 )
 def test_when_a_job_is_tried_again(tmp_path, outcome, before, requeued, said):
-    root = tmp_path / "mine"
-    root.mkdir()
+    config, root = in_directory(tmp_path), tmp_path / "mine"
     (root / "failures").write_text("x\n" * before)
-    config = {**CONFIG, "run": {"directory": str(tmp_path), "name": "mine"}}
-    (tmp_path / "scontrol").write_text(f"#!/bin/bash\necho $@ > {tmp_path}/asked\n")
-    (tmp_path / "scontrol").chmod(0o755)
-    setup = setup_lines(config, Cluster(max_restarts=3, backoff_s=0))
     ends = f"printf '{outcome}' > {root}/outcome" if outcome else ":"
-    lines = ["head_node_ip='10.1.2.3 fe80::1'", setup, ends, "exitcode=1", "scontrol requeue 7"]
-    script = "\n".join([*lines, "echo $MASTER_ADDR:$MASTER_PORT"])
-    env = dict(os.environ, PATH=f"{tmp_path}:{os.environ['PATH']}", SLURM_JOB_ID="12345")
-    done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True)
+    after = (ends, "exitcode=1", "scontrol requeue 7", "echo $MASTER_ADDR:$MASTER_PORT")
+    done = batch_script(tmp_path, config, *after, max_restarts=3)
     assert done.returncode == 0 and said in done.stdout, done.stderr
     assert (tmp_path / "asked").exists() == requeued
     assert f"10.1.2.3:{20000 + 12345 % 47 * 256}" in done.stdout
     counted = len((root / "failures").read_text().splitlines())
     assert counted == before + (outcome is None)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "of_srun", "expected"),
+    [
+        ("done", 137, 0),
+        ("stopped", 143, 85),
+        ("guard", 0, 3),
+        ("refused", 1, 1),
+        (None, 137, 137),
+        (None, 0, 1),
+    ],
+)
+def test_the_exit_code_is_what_the_trainer_says(tmp_path, outcome, of_srun, expected):
+    config = in_directory(tmp_path)
+    ends = f"echo {outcome} > {tmp_path}/mine/outcome" if outcome else ":"
+    done = batch_script(tmp_path, config, ends, f"CODE={of_srun} srun x", "exit $?")
+    assert done.returncode == expected
+    assert (tmp_path / "asked").read_text() == "srun x\n"
+
+
+@pytest.mark.parametrize(("outcome", "code"), [("done", 0), ("guard", 3), ("refused", 1)])
+def test_a_later_job_of_a_chain_respects_the_outcome(tmp_path, outcome, code):
+    config = in_directory(tmp_path)
+    (tmp_path / "mine" / "outcome").write_text(f"{outcome}\nbecause\n")
+    done = batch_script(tmp_path, config, "srun x")
+    assert done.returncode == code and not (tmp_path / "asked").exists()
+    assert ("because" in done.stdout) == bool(code)
+    # Submitted by somebody who knows: what was said is forgotten.
+    (tmp_path / "mine" / "failures").write_text("x\n" * 9)
+    assert write_submitted(config) == tmp_path / "mine" / "submitted.yaml"
+    assert sorted(p.name for p in (tmp_path / "mine").iterdir()) == ["submitted.yaml"]
+    batch_script(tmp_path, config, "srun x")
+    assert (tmp_path / "asked").exists()

@@ -196,7 +196,7 @@ def test_guards_warn_and_then_stop():
                 "rollout": {"placement": "split", "gpus": [1]},
                 "feedback": {"refiner": {"path": "p", "gpus": [1]}},
             },
-            r"gpus \[1\] belong to the trainer or to other engines",
+            r"gpus \[1\] belong to other engines",
         ),
         (
             {
