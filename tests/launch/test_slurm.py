@@ -103,7 +103,9 @@ def straight(cluster, root):
 
 @pytest.mark.slow
 def test_a_preempted_job_goes_on_with_the_same_metrics(cluster, root, straight):
-    code, out, (job,) = submit(cluster, root, "preempted", "--requeue")
+    code, out, (job,) = submit(
+        cluster, root, "preempted", "--requeue", logging={"wandb": {"mode": "offline"}}
+    )
     assert code == 0, out
     wait_for_step(root, "preempted", 2)
     urgent = cluster.root / "urgent.sh"
@@ -116,6 +118,8 @@ def test_a_preempted_job_goes_on_with_the_same_metrics(cluster, root, straight):
     assert "continuing after step" in logs(root, "preempted")
     assert steps_of(root, "preempted") == straight
     assert not (root / "preempted" / "failures").exists()
+    pieces = list((root / "preempted" / "wandb").glob("offline-run-*-*"))
+    assert len(pieces) >= 2 and len({p.name.rsplit("-", 1)[1] for p in pieces}) == 1
 
 
 def until_done(cluster, root, name, job) -> dict[str, str]:
