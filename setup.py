@@ -23,7 +23,7 @@ setup(
     long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     packages=find_packages(include=["megatron_cgrpo*", "checkpoint_tools"]),
-    package_data={"megatron_cgrpo": ["feedback/prompts/*.txt", "worlds/warm_start_data/*"]},
+    package_data={"megatron_cgrpo": ["data/*.txt", "feedback/*.txt", "studies/warm_start_data/*"]},
     python_requires=">=3.11",
     install_requires=[
         "torch>=2.9",
@@ -56,7 +56,7 @@ setup(
             "pytest>=8",
             "hypothesis>=6",
             "ruff>=0.14",
-            "import-linter>=2",
+            "import-linter>=2.17",
             "gguf",
             "accelerate",
         ],

@@ -24,9 +24,9 @@ from pathlib import Path
 
 import torch
 
+from megatron_cgrpo.conversion.config_json import shape_of
 from megatron_cgrpo.conversion.plan import plan_for
 from megatron_cgrpo.conversion.safetensors_io import write_hf
-from megatron_cgrpo.conversion.shape import ModelShape
 
 LLAMA_70B = {
     "architectures": ["LlamaForCausalLM"],
@@ -53,7 +53,7 @@ def synthetic(root: Path, layers: int) -> Path:
     (source / "config.json").write_text(json.dumps(config))
     specs = {
         n: (dims, torch.bfloat16)
-        for e in plan_for(ModelShape.from_hf(config))
+        for e in plan_for(shape_of(config))
         for n, dims in zip(e.hf_names, e.hf_shapes)
     }
     generator = torch.Generator().manual_seed(0)

@@ -15,6 +15,7 @@ from types import ModuleType
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from megatron_cgrpo.config.errors import ConfigError
+from megatron_cgrpo.conversion.config_json import shape_of
 from megatron_cgrpo.conversion.megatron_io import (
     COMPANION_FOLDER,
     MegatronCheckpoint,
@@ -22,7 +23,6 @@ from megatron_cgrpo.conversion.megatron_io import (
 )
 from megatron_cgrpo.conversion.plan import Entry, check_tensors, plan_for
 from megatron_cgrpo.conversion.safetensors_io import HFCheckpoint, Spec, read_json
-from megatron_cgrpo.conversion.shape import ModelShape
 
 
 class HFModel:
@@ -36,7 +36,7 @@ class HFModel:
         self.root = self.companions = root
         if not (root / "config.json").exists():
             raise ValueError(f"{root} holds no config.json")
-        self.shape = ModelShape.from_hf(read_json(root / "config.json"))
+        self.shape = shape_of(read_json(root / "config.json"))
         self.plan = plan_for(self.shape)
         self.checkpoint = HFCheckpoint(root)
         check_tensors(

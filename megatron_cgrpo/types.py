@@ -6,6 +6,7 @@ critique trigger fired, the k refinements that were kept. Members of a group sha
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -116,7 +117,8 @@ class Group:
     `prompt_ids` is the problem's own prompt: what every member is trained on. `advantages` has
     one value per member in the order initial, refinements (empty until they are computed).
     `attempted` is the number of refinements sampled before k were kept, `rescued` whether a
-    kept one was right, `dropped` the number of samples that could not be judged.
+    kept one was right, `dropped` the number of samples that could not be judged. `events` counts
+    what happened on the way, by name (rollout/events.py).
     """
 
     problem: Problem
@@ -127,6 +129,7 @@ class Group:
     attempted: int = 0
     rescued: bool = False
     dropped: int = 0
+    events: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def members(self) -> tuple[Sample, ...]:

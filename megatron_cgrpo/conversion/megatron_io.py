@@ -41,6 +41,7 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.distributed.checkpoint.storage import WriteResult
 
 from megatron_cgrpo.conversion.budget import Budget, in_threads
+from megatron_cgrpo.conversion.config_json import shape_of
 from megatron_cgrpo.conversion.directories import copy_companions, written_whole
 from megatron_cgrpo.conversion.plan import Entry, check_tensors, plan_for
 from megatron_cgrpo.conversion.safetensors_io import (
@@ -98,7 +99,7 @@ class MegatronCheckpoint:
             raise ValueError(
                 f"{self.companions} holds no config.json; name its directory with --hf"
             )
-        self.shape = ModelShape.from_hf(read_json(config))
+        self.shape = shape_of(read_json(config))
         self.plan = plan_for(self.shape)
         self._reader = FileSystemReader(self.root)
         self.metadata = self._read_metadata()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from megatron_cgrpo.conversion.families import FAMILIES
 from megatron_cgrpo.conversion.families.base import Line
 from megatron_cgrpo.conversion.rules import Rule
 from megatron_cgrpo.conversion.shape import ModelShape
@@ -45,8 +46,6 @@ class Entry:
 
 def plan_for(shape: ModelShape) -> list[Entry]:
     """All entries of a model in the order embedding, layers, final norm, output layer."""
-    from megatron_cgrpo.conversion.families import FAMILIES
-
     family = FAMILIES[shape.family]
     return [
         *_expand(family.before, shape),

@@ -89,7 +89,7 @@ def refine_template(path: str | None) -> str:
         ConfigError: unreadable, or without one of {question}, {response}, {critique}.
     """
     if path is None:
-        path = Path(__file__).parents[1] / "feedback" / "prompts" / "refine.txt"
+        path = Path(__file__).with_name("refine.txt")
     return read_template(path, ("question", "response", "critique"))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from megatron_cgrpo.config.errors import ConfigError
 from megatron_cgrpo.types import Critique, Problem, Sample
+from megatron_cgrpo.worlds import WORLDS, World
 
 MODEL_CRITIQUES = ("cot", "self")
 """Critiques that a language model writes, with a judgement of its own."""
@@ -68,23 +69,28 @@ class ExecutionCritic(Critic):
         return Critique("execution", text, says_correct=right, critic="execution")
 
 
-class ChainCritic(Critic):
-    """The chain world's own critic, which speaks its small language."""
+class WorldCritic(Critic):
+    """The step checker of a world, which speaks the world's language.
 
-    def __init__(self, kind: str) -> None:
-        self._kind = kind
+    Args:
+        kind: of the critique, one of the world's.
+        name: of the world.
+    """
+
+    def __init__(self, kind: str, name: str, world: World) -> None:
+        self._kind, self._name, self._world = kind, name, world
 
     async def __call__(
         self, problem: Problem, sample: Sample, siblings: Sequence[Sample] = ()
     ) -> Critique:
-        from megatron_cgrpo.worlds.chain import critique_chain
-
-        # A disturbed verdict is spoken of as if it were true.
-        text = critique_chain(problem, sample.completion.text, self._kind)
+        world, response = self._world, sample.completion.text
         right = bool(sample.verdict.correct)
-        if right != (text == "right"):
-            text = "right" if right else "wrong"
-        return Critique(self._kind, text, right, "chain", shows_answer=self._kind != "indicative")
+        text = world.critique(problem, response, self._kind)
+        # A disturbed verdict is spoken of as if it were true.
+        if right != (text == world.says(True)):
+            text = world.says(right)
+        shows = self._kind != "indicative"
+        return Critique(self._kind, text, right, self._name, shows_answer=shows)
 
 
 def check_critique(kind: str, problem_kinds: set[str]) -> None:
@@ -93,11 +99,13 @@ def check_critique(kind: str, problem_kinds: set[str]) -> None:
     Raises:
         ConfigError: naming the critique and the kinds of problems.
     """
-    needed = {"execution": {"code"}, "step": {"chain"}}.get(kind)
-    if needed is not None and problem_kinds != needed:
+    step_checked = {name for name, world in WORLDS.items() if "step" in world.critiques}
+    able = {"execution": {"code"}, "step": step_checked}.get(kind, problem_kinds)
+    # Worlds have languages of their own: their problems do not mix with others.
+    if not problem_kinds <= able or (kind == "step" and len(problem_kinds) > 1):
         raise ConfigError(
-            f"algorithm.critique={kind} is for problems of kind {', '.join(needed)}; these are "
-            f"{sorted(problem_kinds)}"
+            f"algorithm.critique={kind} is for problems of kind {', '.join(sorted(able))}; these "
+            f"are {sorted(problem_kinds)}"
         )
 
 
@@ -112,6 +120,7 @@ def rule_critic(kind: str, problem_kinds: set[str]) -> Critic | None:
         return None
     if kind == "execution":
         return ExecutionCritic()
-    if problem_kinds == {"chain"}:
-        return ChainCritic(kind)
+    name = next(iter(problem_kinds)) if len(problem_kinds) == 1 else ""
+    if name in WORLDS:
+        return WorldCritic(kind, name, WORLDS[name])
     return IndicativeCritic(ground_truth=kind == "indicative_gt")

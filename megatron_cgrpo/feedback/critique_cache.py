@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from megatron_cgrpo.feedback.writers import Reply
+from megatron_cgrpo.feedback.chat_models import Reply
 
 
 class CritiqueCache:

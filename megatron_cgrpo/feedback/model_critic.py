@@ -9,11 +9,17 @@ from pathlib import Path
 
 from megatron_cgrpo.config.feedback import Critic as CriticOptions
 from megatron_cgrpo.config.templates import fill, read_template, without_middle
+from megatron_cgrpo.feedback.chat_models import (
+    ChatError,
+    ChatModel,
+    Messages,
+    Reply,
+    estimate_tokens,
+)
 from megatron_cgrpo.feedback.critics import Critic, IndicativeCritic
 from megatron_cgrpo.feedback.critique_cache import CritiqueCache
 from megatron_cgrpo.feedback.labels import END, conclusion
 from megatron_cgrpo.feedback.weather import Breaker, Budget, Usage, pause_before_retry
-from megatron_cgrpo.feedback.writers import Messages, Reply, Writer, WriterError, estimate_tokens
 from megatron_cgrpo.types import Critique, Problem, Sample
 
 _ENGINE_REQUESTS = 10_000
@@ -34,13 +40,13 @@ class ModelCritic(Critic):
     def __init__(
         self,
         kind: str,
-        writer: Writer,
+        model: ChatModel,
         options: CriticOptions,
         template: str,
         cache: CritiqueCache | None,
         say: Callable[[str], None],
     ) -> None:
-        self._kind, self._writer, self._options = kind, writer, options
+        self._kind, self._model, self._options = kind, model, options
         self._template, self._cache, self._say = template, cache, say
         self._shows_answer = "{answer}" in template
         self._name = str(options.model or options.engine and options.engine.path)
@@ -88,14 +94,14 @@ class ModelCritic(Critic):
             return [{"role": "user", "content": fill(self._template, response=response, **known)}]
 
         text = sample.completion.text
-        kept = without_middle(text, lambda part: self._writer.fits(around(part)))
+        kept = without_middle(text, lambda part: self._model.fits(around(part)))
         self.usage.not_fitting += kept is None
         return None if kept is None else around(kept)
 
     async def _cached(self, messages: Messages) -> Reply | None:
         """The reply from the cache, from whoever asks the same just now, or from the model."""
         o = self._options
-        key = CritiqueCache.key(self._writer.identity(), messages, o.temperature, o.max_tokens)
+        key = CritiqueCache.key(self._model.identity(), messages, o.temperature, o.max_tokens)
         reply = self._cache.get(key) if self._cache else None
         if reply is not None:
             self.usage.cached += 1
@@ -124,8 +130,8 @@ class ModelCritic(Critic):
                 start = time.monotonic()
                 try:
                     with self._budget.holding(size):
-                        reply = await self._writer.write(messages, seed)
-                except WriterError as e:
+                        reply = await self._model.write(messages, seed)
+                except ChatError as e:
                     error = e
                 else:
                     self._breaker.succeeded()
@@ -177,7 +183,7 @@ class ModelCritic(Critic):
         }
 
     async def close(self) -> None:
-        await self._writer.close()
+        await self._model.close()
         if self._cache:
             self._cache.close()
 
@@ -188,5 +194,5 @@ def critique_template(path: str | None) -> str:
     Raises:
         ConfigError: unreadable, or without {question} or {response}.
     """
-    default = Path(__file__).with_name("prompts") / "critique.txt"
+    default = Path(__file__).with_name("critique.txt")
     return read_template(path or default, ("question", "response"))

@@ -13,6 +13,7 @@ from functools import partial
 from megatron_cgrpo.config.errors import ConfigError
 from megatron_cgrpo.config.feedback import Feedback
 from megatron_cgrpo.types import Problem, Verdict
+from megatron_cgrpo.worlds import WORLDS
 
 
 @dataclass(frozen=True)
@@ -52,17 +53,11 @@ def _code(options: Feedback) -> Verifier:
     return Verifier(partial(verify_code, **limits), partial(unusable_tests, **limits))
 
 
-def _chain(options: Feedback) -> Verifier:
-    from megatron_cgrpo.worlds.chain import verify_chain
-
-    return Verifier(verify_chain)
-
-
 VERIFIERS: dict[str, Callable[[Feedback], Verifier]] = {
     "math": _math,
     "choice": _choice,
     "code": _code,
-    "chain": _chain,
+    **{kind: lambda options, world=world: Verifier(world.verify) for kind, world in WORLDS.items()},
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import torch
@@ -25,6 +25,7 @@ from megatron_cgrpo.policy.micro_batches import PARTS, MicroBatch, build_micro_b
 from megatron_cgrpo.policy.model import build_model
 from megatron_cgrpo.policy.optimizer import GradientStash, build_optimizer, wrap_model
 from megatron_cgrpo.policy.parallel import device
+from megatron_cgrpo.policy.results import ScoreResult, UpdateResult
 from megatron_cgrpo.policy.weights import load_distributed, load_weights
 
 SCORE_SUMS = (
@@ -35,26 +36,6 @@ SCORE_SUMS = (
     "engine_gap",
     "context_shift_kl",
 )
-
-
-@dataclass(frozen=True)
-class UpdateResult:
-    """One optimizer step: loss sums over the mini-batch (see SUMS), norms, whether it was taken."""
-
-    sums: dict[str, float]
-    max_log_ratio: float
-    grad_norm: float
-    refinement_grad_norm: float | None
-    lr: float
-    applied: bool
-
-
-@dataclass(frozen=True)
-class ScoreResult:
-    """Sums over all loss tokens of a batch (see SCORE_SUMS) and the largest engine gap."""
-
-    sums: dict[str, float]
-    max_engine_gap: float
 
 
 class NonFiniteGradient(RuntimeError):

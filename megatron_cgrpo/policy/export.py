@@ -136,3 +136,9 @@ def _gather(
 
 def _empty(dims: tuple[int, ...], model: PolicyModel) -> torch.Tensor:
     return torch.empty(dims, dtype=model.config.params_dtype, device=device())
+
+
+def drain(tensors: Iterator[Any]) -> None:
+    """Take part in a stream whose tensors another rank keeps."""
+    for _ in tensors:
+        pass

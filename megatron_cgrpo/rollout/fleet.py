@@ -63,7 +63,6 @@ class EngineFleet:
             token = secrets.token_urlsafe(32)
             mine = range(r.servers)
             if meeting is not None:
-                meeting.open(token)
                 mine = range(0) if r.own_nodes else servers_of(0, r.servers, trainer_nodes()[1])
             self.servers = []
             for i in range(r.servers):
@@ -73,6 +72,7 @@ class EngineFleet:
                     if i in mine
                     else RemoteServer(f"server {i}", token, log=log, meeting=meeting, index=i)
                 )
+        self._token, self._meeting = token, meeting
         self._ready = [False] * len(self.servers)
         self._stale = [False] * len(self.servers)
         self._pushed = False
@@ -88,11 +88,13 @@ class EngineFleet:
     # ---------------------------------------------------------------- processes
 
     def start(self) -> None:
-        """Start all processes; returns at once.
+        """Start all processes of this node, let the others start theirs; returns at once.
 
         Raises:
             EngineError: when a port is in use.
         """
+        if self._meeting is not None and not self.config.rollout.urls:
+            self._meeting.open(self._token)
         for server in self.servers:
             if server.command is not None:
                 self._starter.submit(server.start).result()
@@ -178,7 +180,7 @@ class EngineFleet:
 
     # ----------------------------------------------------------------- requests
 
-    async def open(self) -> None:
+    def _open(self) -> None:
         """Prepare for requests on the running asyncio loop."""
         self._session = aiohttp.ClientSession(
             headers=self.servers[0].headers,
@@ -188,8 +190,10 @@ class EngineFleet:
         self._slots = asyncio.Semaphore(self.config.rollout.concurrency * len(self.servers))
 
     async def close(self) -> None:
+        """Leave the connections of this asyncio loop; the next request opens new ones."""
         if self._session is not None:
             await self._session.close()
+            self._session = None
 
     async def generate(
         self, prompt_ids: tuple[int, ...], *, n: int, temperature: float, seed: int, max_tokens: int
@@ -219,6 +223,8 @@ class EngineFleet:
             "return_token_ids": True,
             "stop": list(self.config.rollout.stop),
         }
+        if self._session is None:
+            self._open()
         error = "no server is ready"
         async with self._slots:
             for _ in range(self.config.rollout.request_retries + 1):

@@ -15,6 +15,20 @@ CRITIC, REFINER = "critic", "refiner"
 _PORTS_AFTER = {CRITIC: 192, REFINER: 224}
 
 
+def other_fleets(config: Config, log_dir: Path) -> dict[str, EngineFleet]:
+    """The fleets that the run needs beside the policy's, by name; not started.
+
+    Raises:
+        ConfigError: when the directory of one of their models is unusable.
+    """
+    a, f = config.algorithm, config.feedback
+    wanted = {
+        REFINER: f.refiner if a.refines else None,
+        CRITIC: f.critic.engine if a.refines and a.critique == "cot" else None,
+    }
+    return {n: fleet_of(config, engine, log_dir, n) for n, engine in wanted.items() if engine}
+
+
 def fleet_of(config: Config, engine: Engine, log_dir: Path, name: str) -> EngineFleet:
     """Servers of another model, with the timeouts and retries of the policy's.
 

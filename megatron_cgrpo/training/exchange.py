@@ -21,13 +21,15 @@ class RankZeroFailed(RuntimeError):
     """Rank 0 failed between two collectives; its message is repeated on the other ranks."""
 
 
-def share_batch(batch: Batch | None) -> Batch:
-    """Rank 0's batch on every rank."""
+def share_batch(batch: Batch | None) -> Batch | None:
+    """Rank 0's batch, or that it has none, on every rank. Collective."""
     columns = [f.name for f in fields(Batch)]
     header = [None]
     if batch is not None:
         header = [[(getattr(batch, c).dtype, getattr(batch, c).numel()) for c in columns]]
     dist.broadcast_object_list(header, src=0)
+    if header[0] is None:
+        return None
     received = {}
     for name, (dtype, size) in zip(columns, header[0]):
         # gloo and NCCL broadcast no booleans on every release: one byte each.
@@ -40,15 +42,22 @@ def share_batch(batch: Batch | None) -> Batch:
     return Batch(**received)
 
 
-def from_rank_zero(make: Callable[[], T]) -> T:
-    """What `make` returns on rank 0, on every rank; its error is raised everywhere. Collective."""
-    value, error = [None], None
+def on_rank_zero(action: Callable[[], T]) -> T | None:
+    """Run `action` on rank 0 and return what it gives there, None elsewhere; its error is raised
+    on every rank. Collective."""
+    value, error = None, None
     if dist.get_rank() == 0:
         try:
-            value = [make()]
+            value = action()
         except Exception as e:
             error = e
     share_error(error)
+    return value
+
+
+def from_rank_zero(make: Callable[[], T]) -> T:
+    """What `make` returns on rank 0, on every rank; its error is raised everywhere. Collective."""
+    value = [on_rank_zero(make)]
     dist.broadcast_object_list(value, src=0)
     return value[0]
 
@@ -77,11 +86,6 @@ class StopSignal:
 
     def agreed(self) -> bool:
         """Whether any rank was asked to stop. Collective."""
-        return self.shared(self.asked)
-
-    @staticmethod
-    def shared(mine: bool) -> bool:
-        """Whether it is true on any rank. Collective."""
-        flag = torch.tensor([int(mine)], device=device())
+        flag = torch.tensor([int(self.asked)], device=device())
         dist.all_reduce(flag, op=dist.ReduceOp.MAX)
         return bool(flag.item())

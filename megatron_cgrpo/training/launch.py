@@ -16,7 +16,7 @@ from megatron_cgrpo.config.errors import ConfigError
 from megatron_cgrpo.config.schema import Config
 from megatron_cgrpo.conversion.plan import parameter_count
 from megatron_cgrpo.process import die_with_parent
-from megatron_cgrpo.training.logger import STOPPED, prepare_run_directory
+from megatron_cgrpo.training.directory import STOPPED, prepare_run_directory
 from megatron_cgrpo.training.preflight import preflight
 
 # A step may take long, and a stop waits for its end; a second signal does not.

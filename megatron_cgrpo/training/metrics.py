@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from megatron_cgrpo.policy.actor import ScoreResult, UpdateResult
-from megatron_cgrpo.rollout.pipeline import RolloutCounts
+from megatron_cgrpo.policy.results import ScoreResult, UpdateResult
+from megatron_cgrpo.rollout import events
+from megatron_cgrpo.rollout.events import AGREEMENT, events_of
 from megatron_cgrpo.types import Group, Sample
 
 
@@ -18,8 +19,9 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-def rollout_metrics(groups: Sequence[Group], counts: RolloutCounts) -> dict[str, float]:
+def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Rewards, failures, rescues and lengths."""
+    happened = events_of(groups)
     initial = [s for g in groups for s in g.initial]
     refined = [s for g in groups for s in g.refinements]
     failed = [g for g in groups if g.initial and not any(s.verdict.correct for s in g.initial)]
@@ -34,35 +36,36 @@ def rollout_metrics(groups: Sequence[Group], counts: RolloutCounts) -> dict[str,
         "samples/initial": len(initial),
         "samples/refinements_attempted": sum(g.attempted for g in groups),
         "samples/refinements_kept": len(refined),
-        "samples/unjudged": counts.unjudged,
-        "samples/shortened_responses": counts.shortened_responses,
-        "samples/refinements_not_fitting": counts.refinements_not_fitting,
-        "samples/without_critique": counts.without_critique,
-        "samples/answer_copy_share": per(counts.answer_copies, counts.right_refinements),
+        events.UNJUDGED: happened[events.UNJUDGED],
+        events.SHORTENED: happened[events.SHORTENED],
+        events.NOT_FITTING: happened[events.NOT_FITTING],
+        events.WITHOUT_CRITIQUE: happened[events.WITHOUT_CRITIQUE],
+        "samples/answer_copy_share": per(
+            happened[events.ANSWER_COPIES], happened[events.RIGHT_WITH_ANSWER]
+        ),
         "length/initial": _mean([len(s.completion.token_ids) for s in initial]),
         "length/refined": _mean([len(s.completion.token_ids) for s in refined]),
         "truncated/initial": _mean([float(s.completion.truncated) for s in initial]),
         "truncated/refined": _mean([float(s.completion.truncated) for s in refined]),
-        **agreement_metrics(counts),
+        "tokens/generated": happened[events.INITIAL_TOKENS] + happened[events.REFINEMENT_TOKENS],
+        "time/refine_group_s": per(
+            happened[events.REFINE_SECONDS], happened[events.REFINED_GROUPS]
+        ),
+        **_agreement(happened),
     }
 
 
-def agreement_metrics(counts: RolloutCounts) -> dict[str, float]:
+def _agreement(happened: Mapping[str, float]) -> dict[str, float]:
     """Critic × verifier: how often a critic that judges by itself says what the rule says."""
-    if not counts.agreement:
+    matrix = {name: happened[name] for name in AGREEMENT.values()}
+    if not any(matrix.values()):
         return {}
-    names = {True: "right", False: "wrong", None: "nothing"}
-    matrix = {
-        f"critic/says_{names[said]}_rule_says_{names[rule]}": counts.agreement[said, rule]
-        for said in names
-        for rule in names
-    }
-    both = {k: n for k, n in counts.agreement.items() if None not in k}
+    both = {pair: matrix[name] for pair, name in AGREEMENT.items() if None not in pair}
     agreed = sum(n for (said, rule), n in both.items() if said == rule)
     return {
         **matrix,
         "critic/agreement": per(agreed, sum(both.values())),
-        "critic/labels_from_rule": counts.labels_from_rule,
+        events.LABELS_FROM_RULE: happened[events.LABELS_FROM_RULE],
     }
 
 

@@ -9,6 +9,7 @@ import torch
 from megatron_cgrpo.config.checks import check_gpu_memory, check_memory, check_model, read_hf_config
 from megatron_cgrpo.config.errors import ConfigError
 from megatron_cgrpo.config.schema import Config
+from megatron_cgrpo.conversion.config_json import shape_of
 from megatron_cgrpo.conversion.plan import parameter_count
 from megatron_cgrpo.conversion.shape import ModelShape
 from megatron_cgrpo.data.problems import load_problems
@@ -16,7 +17,7 @@ from megatron_cgrpo.data.prompts import PromptBuilder, load_tokenizer, refine_te
 from megatron_cgrpo.feedback.verdicts import check_kinds
 from megatron_cgrpo.planning.memory import needed_bytes
 from megatron_cgrpo.rollout.nodes import check_nodes
-from megatron_cgrpo.training.feedback import check_feedback
+from megatron_cgrpo.rollout.writers import check_writer
 
 
 def preflight(config: Config, nodes: int = 1) -> ModelShape:
@@ -28,7 +29,7 @@ def preflight(config: Config, nodes: int = 1) -> ModelShape:
     Raises:
         ConfigError, DataError: one sentence with what is wrong, where, and what to do.
     """
-    shape = ModelShape.from_hf(read_hf_config(Path(config.model.path)))
+    shape = shape_of(read_hf_config(Path(config.model.path)))
     check_model(config)
     check_nodes(config, nodes)
     check_memory(config, parameter_count(shape), nodes)
@@ -45,7 +46,7 @@ def preflight(config: Config, nodes: int = 1) -> ModelShape:
         }
     check_kinds(kinds, config.feedback)
     check_count(config, len(problems))
-    check_feedback(config, kinds, shape.context)
+    check_writer(config, kinds, shape.context)
     PromptBuilder(load_tokenizer(config), d, refine_template(config.feedback.refine_prompt))
     return shape
 

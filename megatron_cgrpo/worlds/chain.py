@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megatron_cgrpo.types import Problem, Verdict
+from megatron_cgrpo.worlds.base import World
 
 Tables = dict[str, list[int]]
 Steps = list[str]
@@ -28,7 +29,7 @@ CONTEXT = 256
 
 
 @dataclass(frozen=True)
-class World:
+class ChainWorld:
     """`tables` maps each secret operation to its ten results; problems have `steps` operations,
     `secret_steps` of them secret."""
 
@@ -37,7 +38,7 @@ class World:
     secret_steps: int
 
     @classmethod
-    def make(cls, seed: int, secrets: int, steps: int, secret_steps: int) -> World:
+    def make(cls, seed: int, secrets: int, steps: int, secret_steps: int) -> ChainWorld:
         rng = random.Random(f"chain world {seed}")
         return cls(random_tables(rng, SECRET_NAMES[:secrets]), steps, secret_steps)
 
@@ -128,14 +129,20 @@ def critique_chain(problem: Problem, response: str, kind: str) -> str:
     values = _digits(problem)
     start, ops = problem.meta["start"], problem.meta["ops"]
     right = solution(start, ops, values)
-    if response == right:
-        return "right"
-    if kind == "indicative":
-        return "wrong"
+    if response == right or kind == "indicative":
+        return says(response == right)
     if kind == "indicative_gt":
         return f"wrong;answer\\boxed{{{problem.answer}}}"
     wrong_at = _first_difference(right, response)
     return "ok;" * wrong_at + "wrong" + right.split(";")[wrong_at]
+
+
+def says(right: bool) -> str:
+    """The verdict in the world's language."""
+    return "right" if right else "wrong"
+
+
+CHAIN = World(verify_chain, critique_chain, ("indicative", "indicative_gt", "step"), says)
 
 
 def _digits(problem: Problem) -> list[int]:

@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 from megatron_cgrpo.algorithm.batch import build_batch
 from megatron_cgrpo.config import parse_config
+from megatron_cgrpo.conversion.config_json import shape_of
 from megatron_cgrpo.conversion.safetensors_io import HFCheckpoint
-from megatron_cgrpo.conversion.shape import ModelShape
 from megatron_cgrpo.policy.parallel import initialize
 from tests.groups import groups
 
@@ -36,7 +36,7 @@ def build(root: str, layout: dict, **optimizer):
         }
     )
     initialize(config.parallel)
-    shape = ModelShape.from_hf(json.loads((Path(root) / "config.json").read_text()))
+    shape = shape_of(json.loads((Path(root) / "config.json").read_text()))
     return MegatronActor(config, shape, HFCheckpoint(root))
 
 

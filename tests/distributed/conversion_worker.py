@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 from checkpoint_tools import megatron_to_hf
 from megatron_cgrpo.config import parse_config
+from megatron_cgrpo.conversion.config_json import shape_of
 from megatron_cgrpo.conversion.safetensors_io import HFCheckpoint
-from megatron_cgrpo.conversion.shape import ModelShape
 from megatron_cgrpo.policy.parallel import initialize
 
 
@@ -38,7 +38,7 @@ def round_trip(case: dict) -> list[str]:
         }
     )
     initialize(config.parallel)
-    shape = ModelShape.from_hf(json.loads((Path(case["root"]) / "config.json").read_text()))
+    shape = shape_of(json.loads((Path(case["root"]) / "config.json").read_text()))
     original = HFCheckpoint(case["root"])
     actor = MegatronActor(config, shape, original)
     wrong = [

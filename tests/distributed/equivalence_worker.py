@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 from megatron_cgrpo.algorithm.batch import build_batch
 from megatron_cgrpo.config import parse_config
+from megatron_cgrpo.conversion.config_json import shape_of
 from megatron_cgrpo.conversion.safetensors_io import HFCheckpoint
-from megatron_cgrpo.conversion.shape import ModelShape
 from megatron_cgrpo.kernels.policy_loss import LossColumns, policy_loss_reference
 from megatron_cgrpo.policy.parallel import initialize
 from tests.groups import groups
@@ -135,7 +135,7 @@ def check(case, root):
     config = make_config(case, root)
     initialize(config.parallel)
     checkpoint = HFCheckpoint(root)
-    shape = ModelShape.from_hf(json.loads((Path(root) / "config.json").read_text()))
+    shape = shape_of(json.loads((Path(root) / "config.json").read_text()))
     actor = MegatronActor(config, shape, checkpoint)
     batch = build_batch(groups(3, 4), config.algorithm, 1, config.rollout.max_response_tokens)
     want, grads, norm = reference(root, batch, config)

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from megatron_cgrpo.worlds.quickstart import METHODS
-from megatron_cgrpo.worlds.warm_start import shipped_policy
+from megatron_cgrpo.studies.quickstart import METHODS
+from megatron_cgrpo.studies.warm_start import shipped_policy
 from tests.e2e.world import ROOT, finish, start
 
 SEEDS = (0, 1, 2)

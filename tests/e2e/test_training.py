@@ -14,8 +14,8 @@ import torch
 from megatron_cgrpo.conversion.megatron_io import MegatronCheckpoint
 from megatron_cgrpo.conversion.safetensors_io import HFCheckpoint
 from megatron_cgrpo.policy.states import complete_states, latest_state, read_run_state
+from megatron_cgrpo.studies.quickstart import read_metrics
 from megatron_cgrpo.training.launch import GUARD_STOPPED
-from megatron_cgrpo.worlds.quickstart import read_metrics
 from tests.e2e.world import finish, leftovers, start, write_config
 
 TP2_PP2 = {"world_size": 4, "tensor": 2, "pipeline": 2, "sequence_parallel": True}

@@ -9,8 +9,8 @@ from pathlib import Path
 import yaml
 
 from megatron_cgrpo.conversion.safetensors_io import HFCheckpoint, write_hf
+from megatron_cgrpo.studies.quickstart import quickstart_config, read_metrics
 from megatron_cgrpo.worlds import chain
-from megatron_cgrpo.worlds.quickstart import quickstart_config, read_metrics
 
 
 def report(policy: Path, root: Path, start, finish) -> dict[str, float]:
@@ -29,7 +29,7 @@ def report(policy: Path, root: Path, start, finish) -> dict[str, float]:
         ("indicative_gt", 2, "indicative_gt"),
         ("indicative", 2, "indicative"),
     ):
-        world = chain.World.make(7, secrets=3, steps=3, secret_steps=secret)
+        world = chain.ChainWorld.make(7, secrets=3, steps=3, secret_steps=secret)
         problems = world.problems(1, 100)
         chain.write_problems(root / "world" / "train.jsonl", problems)
         chain.write_problems(root / "world" / "test.jsonl", problems)

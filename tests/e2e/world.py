@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import yaml
 
-from megatron_cgrpo.worlds.quickstart import build_world, quickstart_config
+from megatron_cgrpo.studies.quickstart import build_world, quickstart_config
 
 ROOT = Path(__file__).parents[2]
 MARK = "CGRPO_TEST_RUN"

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from megatron_cgrpo.conversion.config_json import shape_of
 from megatron_cgrpo.conversion.safetensors_io import HFCheckpoint
-from megatron_cgrpo.conversion.shape import ModelShape
 from megatron_cgrpo.policy.parallel import initialize
 from tests.engine.engine_config import tiny_config
 
@@ -26,7 +26,6 @@ def sample(fleet, temperature):
     """Token ids and log-probs of all prompts; the prefix cache stays warm between calls."""
 
     async def run():
-        await fleet.open()
         try:
             return await asyncio.gather(
                 *(
@@ -89,7 +88,7 @@ def run(job, config, fleet, report, root, other):
     from megatron_cgrpo.policy.weights import load_weights
     from megatron_cgrpo.rollout.weight_sync import WeightSync
 
-    shape = ModelShape.from_hf(json.loads((Path(root) / "config.json").read_text()))
+    shape = shape_of(json.loads((Path(root) / "config.json").read_text()))
     actor = MegatronActor(config, shape, HFCheckpoint(root))
     if fleet is not None:
         fleet.wait_ready()
@@ -167,7 +166,6 @@ def faults(fleet, sync, report, on_rank_zero, second, temperature, other):
         start = time.perf_counter()
 
         async def long():
-            await fleet.open()
             try:
                 return await asyncio.gather(
                     *(

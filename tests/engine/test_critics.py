@@ -10,15 +10,17 @@ import pytest
 from megatron_cgrpo.config.feedback import Critic as Options
 from megatron_cgrpo.data.prompts import PromptBuilder, tokenizer_in
 from megatron_cgrpo.feedback import weather
+from megatron_cgrpo.feedback.chat_models import EndpointChat, EngineChat
 from megatron_cgrpo.feedback.critique_cache import CritiqueCache
 from megatron_cgrpo.feedback.model_critic import ModelCritic, critique_template
 from megatron_cgrpo.feedback.pool import VerifierPool
-from megatron_cgrpo.feedback.writers import EndpointWriter, EngineWriter
+from megatron_cgrpo.rollout.events import AGREEMENT, LABELS_FROM_RULE, events_of
 from megatron_cgrpo.rollout.fleet import EngineFleet
 from megatron_cgrpo.rollout.pipeline import RolloutPipeline
+from megatron_cgrpo.rollout.writers.critiqued import Critiqued
+from megatron_cgrpo.studies.warm_start import shipped_policy
 from megatron_cgrpo.types import Completion, Problem, Sample, Verdict
 from megatron_cgrpo.worlds import chain
-from megatron_cgrpo.worlds.warm_start import shipped_policy
 from tests.engine.engine_config import tiny_config
 from tests.engine.proxy import FAULTS, Proxy, running
 
@@ -71,7 +73,7 @@ def ask(proxy, fleet, texts, cache=None, told=None, before=None, **options):
     async def main():
         o = Options(**{"url": proxy.url, "model": "policy", "max_tokens": 8, **options})
         kept = CritiqueCache(cache, told) if cache else None
-        critic = ModelCritic("cot", EndpointWriter(o, key), o, TEMPLATE, kept, told)
+        critic = ModelCritic("cot", EndpointChat(o, key), o, TEMPLATE, kept, told)
         try:
             out = []
             for text in texts:
@@ -152,7 +154,7 @@ def test_budgets_hold_with_many_at_once(proxy, fleet, budget):
 
     async def main():
         o = Options(url=proxy.url, model="policy", max_tokens=8, concurrency=4, **budget)
-        writer = EndpointWriter(o, fleet.servers[0].token)
+        writer = EndpointChat(o, fleet.servers[0].token)
         critic = ModelCritic("cot", writer, o, TEMPLATE, None, told)
         try:
             texts = [f"t{i}" for i in range(30)]
@@ -174,7 +176,7 @@ def test_the_breaker_holds_with_many_at_once(proxy, fleet):
 
     async def main():
         o = Options(url=proxy.url, model="policy", concurrency=4, breaker_failures=3)
-        writer = EndpointWriter(o, fleet.servers[0].token)
+        writer = EndpointChat(o, fleet.servers[0].token)
         critic = ModelCritic("cot", writer, o, TEMPLATE, None, Told())
         try:
             await asyncio.gather(*(critic(PROBLEM, sample(f"t{i}")) for i in range(40)))
@@ -190,7 +192,7 @@ def test_the_same_question_at_once_is_paid_once(proxy, fleet):
     async def main():
         o = Options(url=proxy.url, model="policy", max_tokens=8)
         critic = ModelCritic(
-            "cot", EndpointWriter(o, fleet.servers[0].token), o, TEMPLATE, None, Told()
+            "cot", EndpointChat(o, fleet.servers[0].token), o, TEMPLATE, None, Told()
         )
         try:
             got = await asyncio.gather(*(critic(PROBLEM, sample("same")) for _ in range(5)))
@@ -215,7 +217,7 @@ def test_many_at_once_are_limited(proxy, fleet):
     async def main():
         o = Options(url=proxy.url, model="policy", max_tokens=4, concurrency=2, timeout_s=30)
         critic = ModelCritic(
-            "cot", EndpointWriter(o, fleet.servers[0].token), o, TEMPLATE, None, Told()
+            "cot", EndpointChat(o, fleet.servers[0].token), o, TEMPLATE, None, Told()
         )
         proxy.faults = ["429", "drop", "500"] * 3
         try:
@@ -241,38 +243,38 @@ def test_own_engines_and_self_through_the_pipeline(fleet, policy):
         rollout={"max_prompt_tokens": 64, "max_response_tokens": 32},
         feedback={"critic": {"max_tokens": 8}},
     )
-    world = chain.World.make(0, secrets=3, steps=3, secret_steps=2)
+    world = chain.ChainWorld.make(0, secrets=3, steps=3, secret_steps=2)
     prompts = PromptBuilder(tokenizer_in(policy), config.data, chain.REFINE_PROMPT)
     problems = [(p, prompts.problem(p)) for p in world.problems(0, 4)]
 
     async def main():
-        writer = EngineWriter(fleet, prompts.render, config.feedback.critic, "policy", lambda: 0)
+        writer = EngineChat(fleet, prompts.render, config.feedback.critic, "policy", lambda: 0)
         critic = ModelCritic("self", writer, config.feedback.critic, TEMPLATE, None, Told())
         pool = VerifierPool(config.feedback, {"chain"})
-        await fleet.open()
         try:
-            pipeline = RolloutPipeline(config, fleet, pool, critic, prompts)
-            return await pipeline.step(1, problems), critic.metrics()
+            writer = Critiqued(config, critic, fleet, prompts)
+            pipeline = RolloutPipeline(config, fleet, pool, writer)
+            return await pipeline.step(1, problems), writer.metrics()
         finally:
             await pool.close()
             await fleet.close()
 
-    (groups, counts), metrics = asyncio.run(main())
+    groups, metrics = asyncio.run(main())
+    happened = events_of(groups)
     assert all(len(g.initial) == 2 and g.initial[0].critique is not None for g in groups)
-    critiques = sum(counts.agreement.values())
+    critiques = sum(happened[name] for name in AGREEMENT.values())
     refined = sum(g.attempted for g in groups)
     # Each response once; each refinement once for its label. Nothing is asked for twice.
     assert critiques == 8 + refined == metrics["critic/requests"] and refined > 0
-    assert metrics["critic/no_label"] == counts.labels_from_rule == critiques
+    assert metrics["critic/no_label"] == happened[LABELS_FROM_RULE] == critiques
 
 
 def test_too_long_a_response_is_no_outage(fleet, policy):
     async def main():
         o = Options(max_tokens=8, breaker_failures=1)
         prompts = PromptBuilder(tokenizer_in(policy), tiny_config(policy).data, "")
-        writer = EngineWriter(fleet, prompts.render, o, "policy")
+        writer = EngineChat(fleet, prompts.render, o, "policy")
         critic = ModelCritic("self", writer, o, TEMPLATE, None, Told())
-        await fleet.open()
         try:
             critiques = [await critic(PROBLEM, sample(t)) for t in ("1" * 400, "1+2=4")]
             return critiques, critic.usage

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from megatron_cgrpo.config import parse_config
-from megatron_cgrpo.conversion.shape import ModelShape
+from megatron_cgrpo.conversion.config_json import shape_of
 from megatron_cgrpo.policy import cpu
 
 
@@ -21,7 +21,7 @@ def shard(job: dict, rank: int) -> dict:
 
     from megatron_cgrpo.policy.model import build_model
 
-    config, shape = parse_config(job["config"]), ModelShape.from_hf(job["hf"])
+    config, shape = parse_config(job["config"]), shape_of(job["hf"])
     p = config.parallel
     dist.init_process_group("fake", rank=rank, world_size=p.world_size, store=FakeStore())
     ps.initialize_model_parallel(

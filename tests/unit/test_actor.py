@@ -9,8 +9,8 @@ import torch
 
 from megatron_cgrpo.algorithm.batch import build_batch
 from megatron_cgrpo.config import parse_config
+from megatron_cgrpo.conversion.config_json import shape_of
 from megatron_cgrpo.conversion.safetensors_io import HFCheckpoint
-from megatron_cgrpo.conversion.shape import ModelShape
 from tests.groups import groups
 from tests.tiny import make_model
 
@@ -38,7 +38,7 @@ def build(root):
             base[name] = {**base.get(name, {}), **values}
         config = parse_config(base)
         initialize(config.parallel)
-        shape = ModelShape.from_hf(json.loads((root / "config.json").read_text()))
+        shape = shape_of(json.loads((root / "config.json").read_text()))
         return MegatronActor(config, shape, HFCheckpoint(root))
 
     yield make

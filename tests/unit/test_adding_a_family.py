@@ -11,8 +11,8 @@ import torch
 from checkpoint_tools.common import HFModel
 from megatron_cgrpo.config.errors import ConfigError
 from megatron_cgrpo.conversion import families
+from megatron_cgrpo.conversion.config_json import shape_of
 from megatron_cgrpo.conversion.megatron_io import MegatronCheckpoint, write_megatron
-from megatron_cgrpo.conversion.shape import ModelShape
 from tests.tiny import make_model
 
 PAGE = Path(__file__).parents[2] / "docs" / "adding_a_family.md"
@@ -34,7 +34,7 @@ def test_the_walk_through(tmp_path, monkeypatch):
             assert torch.equal(a, b)
     config = {**vars(model.shape), "model_type": "mistral", "sliding_window": 4096}
     with pytest.raises(ConfigError, match="sliding window"):
-        ModelShape.from_hf(
+        shape_of(
             config
             | {
                 "num_hidden_layers": 1,

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from megatron_cgrpo.config.schema import Fields
 from megatron_cgrpo.data.problems import load_problems
+from megatron_cgrpo.studies.warm_start import example
 from megatron_cgrpo.worlds import chain
-from megatron_cgrpo.worlds.warm_start import example
 
-WORLD = chain.World.make(0, secrets=3, steps=3, secret_steps=2)
+WORLD = chain.ChainWorld.make(0, secrets=3, steps=3, secret_steps=2)
 
 
 def problem(seed):
@@ -48,8 +48,8 @@ def test_a_lucky_box_is_not_enough():
 
 
 def test_worlds_are_fixed_by_their_seed():
-    assert chain.World.make(0, 3, 3, 2) == WORLD
-    assert chain.World.make(1, 3, 3, 2).tables != WORLD.tables
+    assert chain.ChainWorld.make(0, 3, 3, 2) == WORLD
+    assert chain.ChainWorld.make(1, 3, 3, 2).tables != WORLD.tables
     a, b = WORLD.problems(1, 100), WORLD.problems(1, 100)
     assert a == b and len({p.id for p in a}) == 100
     assert all(sum(op in "fgh" for op in p.meta["ops"]) == 2 for p in a)

@@ -12,8 +12,8 @@ from megatron_cgrpo.config import ConfigError, apply_overrides, load_config, par
 from megatron_cgrpo.config.checks import check_memory, check_model
 from megatron_cgrpo.config.presets import METHODS
 from megatron_cgrpo.config.reference import reference
+from megatron_cgrpo.conversion.config_json import shape_of
 from megatron_cgrpo.conversion.plan import parameter_count
-from megatron_cgrpo.conversion.shape import ModelShape
 
 BASE = {"model": {"path": "m"}, "data": {"path": "d.jsonl"}}
 
@@ -175,7 +175,7 @@ def test_experts_that_megatron_would_train_wrong_are_refused(tmp_path):
 
 
 def test_a_model_that_cannot_fit_is_refused():
-    shape = ModelShape.from_hf(LLAMA_70B)
+    shape = shape_of(LLAMA_70B)
     assert parameter_count(shape) == 70_553_706_496  # Llama-3.1-70B
     with pytest.raises(ConfigError, match="70.6B parameters needs about .* GiB"):
         check_memory(config(), parameter_count(shape))

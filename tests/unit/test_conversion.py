@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from megatron_cgrpo.config.errors import ConfigError
+from megatron_cgrpo.conversion.config_json import shape_of
 from megatron_cgrpo.conversion.plan import check_tensors, plan_for
 from megatron_cgrpo.conversion.safetensors_io import HFCheckpoint, write_hf
-from megatron_cgrpo.conversion.shape import ModelShape
 from tests.tiny import FAMILIES, make_model
 
 SHAPE = {
@@ -38,7 +38,7 @@ SHAPE = {
 )
 def test_round_trip_at_any_tensor_parallel_size(family, kv, tp, tied):
     hf = {**SHAPE, "model_type": family, "num_key_value_heads": kv, "tie_word_embeddings": tied}
-    shape = ModelShape.from_hf(hf)
+    shape = shape_of(hf)
     generator = torch.Generator().manual_seed(0)
     for entry in plan_for(shape):
         parts = [torch.randn(d, generator=generator) for d in entry.hf_shapes]
@@ -49,7 +49,7 @@ def test_round_trip_at_any_tensor_parallel_size(family, kv, tp, tied):
 
 
 def test_qkv_is_stored_per_group():
-    shape = ModelShape.from_hf({**SHAPE, "model_type": "llama"})
+    shape = shape_of({**SHAPE, "model_type": "llama"})
     entry = next(e for e in plan_for(shape) if "linear_qkv.weight" in e.megatron[0])
     q, k, v = (torch.full(d, i) for i, d in enumerate(entry.hf_shapes, 1))
     rows = entry.rule.fuse([q, k, v], shape)[:, 0].tolist()
@@ -60,14 +60,14 @@ def test_qkv_is_stored_per_group():
 @pytest.mark.parametrize("tied", [True, False])
 def test_plan_names_every_tensor_of_transformers(family, tied, tmp_path):
     root = make_model(tmp_path, family, tied)
-    shape = ModelShape.from_hf(json.loads((root / "config.json").read_text()))
+    shape = shape_of(json.loads((root / "config.json").read_text()))
     found = HFCheckpoint(root).shapes()
     check_tensors(plan_for(shape), found, "test", shape)
     assert {n for e in plan_for(shape) for n in e.hf_names} == set(found)
 
 
 def test_differences_are_named(tmp_path):
-    shape = ModelShape.from_hf(SHAPE)
+    shape = shape_of(SHAPE)
     plan = plan_for(shape)
     good = {n: d for e in plan for n, d in zip(e.hf_names, e.hf_shapes)}
     check_tensors(plan, good, "x", shape)
@@ -97,7 +97,7 @@ def test_differences_are_named(tmp_path):
 )
 def test_unsupported_models_are_refused(change, message):
     with pytest.raises(ConfigError, match=message):
-        ModelShape.from_hf({**SHAPE, **change})
+        shape_of({**SHAPE, **change})
 
 
 def test_broken_checkpoints(tmp_path):

@@ -13,13 +13,14 @@ from megatron_cgrpo.config.algorithm import Algorithm
 from megatron_cgrpo.config.feedback import Critic as CriticOptions
 from megatron_cgrpo.config.feedback import Noise
 from megatron_cgrpo.config.training import Guards
-from megatron_cgrpo.feedback.critics import ChainCritic, ExecutionCritic, rule_critic
+from megatron_cgrpo.feedback.chat_models import Reply
+from megatron_cgrpo.feedback.critics import ExecutionCritic, WorldCritic, rule_critic
 from megatron_cgrpo.feedback.critique_cache import CritiqueCache
 from megatron_cgrpo.feedback.labels import conclusion
 from megatron_cgrpo.feedback.model_critic import ModelCritic
 from megatron_cgrpo.feedback.noise import NoisyCritic
-from megatron_cgrpo.feedback.writers import Reply
-from megatron_cgrpo.training.feedback import api_key, check_feedback
+from megatron_cgrpo.rollout.critics import api_key
+from megatron_cgrpo.rollout.writers import check_writer
 from megatron_cgrpo.training.guards import METRICS, Watch
 from megatron_cgrpo.training.logger import RunLogger
 from megatron_cgrpo.types import Completion, Problem, Sample, Verdict
@@ -81,7 +82,7 @@ def test_flipped_critiques():
 
 
 def test_swapped_critiques_are_those_of_other_responses():
-    problem = chain.World.make(0, secrets=3, steps=3, secret_steps=2).problems(0, 1)[0]
+    problem = chain.ChainWorld.make(0, secrets=3, steps=3, secret_steps=2).problems(0, 1)[0]
     start, ops = problem.meta["start"], problem.meta["ops"]
     right = [int(c) for c in problem.answer]
     attempts = []
@@ -91,9 +92,9 @@ def test_swapped_critiques_are_those_of_other_responses():
         attempts.append(sample(chain.solution(start, ops, values), ids=(i,)))
     own = [chain.critique_chain(problem, s.completion.text, "step") for s in attempts]
     assert len(set(own)) == 3
-    critiques, _ = noisy("swap", 1.0, ChainCritic("step"), problem, attempts)
+    critiques, _ = noisy("swap", 1.0, WorldCritic("step", "chain", chain.CHAIN), problem, attempts)
     assert all(c.text in own and c.text != mine for c, mine in zip(critiques, own))
-    flipped, _ = noisy("flip", 1.0, ChainCritic("step"), problem, attempts)
+    flipped, _ = noisy("flip", 1.0, WorldCritic("step", "chain", chain.CHAIN), problem, attempts)
     assert {c.text for c in flipped} == {"right"}
 
 
@@ -229,10 +230,10 @@ def test_keys_come_from_the_environment(monkeypatch):
     )
     monkeypatch.delenv("SOME_KEY", raising=False)
     with pytest.raises(ConfigError, match="environment variable SOME_KEY"):
-        check_feedback(config, {"math"}, 4096)
+        check_writer(config, {"math"}, 4096)
     monkeypatch.setenv("SOME_KEY", "secret-value")
-    check_feedback(config, {"math"}, 4096)
+    check_writer(config, {"math"}, 4096)
     assert api_key(config) == "secret-value"
     assert "secret-value" not in config.model_dump_json()
     with pytest.raises(ConfigError, match="critique=step is for problems of kind chain"):
-        check_feedback(parse_config({**BASE, "algorithm": {"critique": "step"}}), {"math"}, 4096)
+        check_writer(parse_config({**BASE, "algorithm": {"critique": "step"}}), {"math"}, 4096)

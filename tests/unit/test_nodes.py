@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from megatron_cgrpo.config import ConfigError, parse_config
 from megatron_cgrpo.rollout.nodes import Meeting, RemoteServer, check_nodes, servers_of
 from megatron_cgrpo.rollout.server import EngineError
-from megatron_cgrpo.training.logger import prepare_run_directory
+from megatron_cgrpo.training.directory import prepare_run_directory
 from tests.unit.test_config import BASE
 
 

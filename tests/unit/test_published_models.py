@@ -8,9 +8,9 @@ import re
 import pytest
 import torch
 
+from megatron_cgrpo.conversion.config_json import shape_of
 from megatron_cgrpo.conversion.plan import parameter_count, plan_for
 from megatron_cgrpo.conversion.rules import padded_vocab
-from megatron_cgrpo.conversion.shape import ModelShape
 
 QWEN = {"rms_norm_eps": 1e-6, "rope_theta": 1e6, "tie_word_embeddings": False}
 LLAMA = {
@@ -97,7 +97,7 @@ def fused_experts(found: dict[str, tuple]) -> dict[str, tuple]:
 def test_plan_has_the_tensors_of_transformers(name):
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    shape = ModelShape.from_hf(MODELS[name])
+    shape = shape_of(MODELS[name])
     mine = {n: d for e in plan_for(shape) for n, d in zip(e.hf_names, e.hf_shapes)}
     hf = dict(MODELS[name])
     config = AutoConfig.for_model(hf.pop("model_type"), **hf)
@@ -111,7 +111,7 @@ def test_plan_has_the_tensors_of_transformers(name):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_shards_of_all_ranks_make_up_the_whole(name):
-    shape = ModelShape.from_hf(MODELS[name])
+    shape = shape_of(MODELS[name])
     # Megatron wants whole heads on every rank.
     tp, pp = (8 if shape.heads % 8 == 0 else 4), 4
     stages, seen = [0] * pp, {}

@@ -13,7 +13,7 @@ import pytest
 from megatron_cgrpo.cli import main
 from megatron_cgrpo.config import ConfigError, load_config, parse_config
 from megatron_cgrpo.config.checks import check_gpu_memory
-from megatron_cgrpo.conversion.shape import ModelShape
+from megatron_cgrpo.conversion.config_json import shape_of
 from megatron_cgrpo.planning.memory import GIB, needed_bytes, parameters_by_stage, rank_memory
 from megatron_cgrpo.training.preflight import preflight
 from megatron_cgrpo.worlds import chain
@@ -82,7 +82,7 @@ def shards(tmp_path_factory):
 def test_the_estimate_counts_what_megatron_builds(shards):
     for job, ranks in shards:
         p = parse_config(job["config"]).parallel
-        stages = parameters_by_stage(ModelShape.from_hf(job["hf"]), p)
+        stages = parameters_by_stage(shape_of(job["hf"]), p)
         for found in ranks:
             assert stages[found["stage"]] == (found["dense"], found["experts"]), job["config"]
     assert {f["stage"] for _, ranks in shards for f in ranks} == {0, 1, 2, 3} - {2}
@@ -92,7 +92,7 @@ def test_the_estimate_counts_what_megatron_builds(shards):
 def test_a_recipe_fits_and_passes_the_checks(path, tmp_path, capsys):
     config = load_config(path)
     hf = published(config)
-    shape = ModelShape.from_hf(hf)
+    shape = shape_of(hf)
     need = needed_bytes(config, shape, H100)
     assert 0.6 * H100 < need <= H100, f"{need / GIB:.1f} GiB"
     assert config.rollout.servers * config.rollout.tensor == config.parallel.world_size
@@ -111,7 +111,7 @@ def test_a_recipe_fits_and_passes_the_checks(path, tmp_path, capsys):
 
 def test_what_does_not_fit_is_refused():
     config = load_config(RECIPES[0], ["rollout.gpu_memory_utilization=0.9"])
-    shape = ModelShape.from_hf(published(config))
+    shape = shape_of(published(config))
     with pytest.raises(ConfigError, match="a GPU needs about .* GiB"):
         check_gpu_memory(needed_bytes(config, shape, H100), H100)
     more = load_config(RECIPES[0], ["training.measure_refinement_gradient=true"])

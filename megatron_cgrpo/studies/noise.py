@@ -6,10 +6,10 @@ import shutil
 from pathlib import Path
 
 from megatron_cgrpo.config import parse_config
+from megatron_cgrpo.studies.quickstart import STEPS, build_world, quickstart_config, summarize
+from megatron_cgrpo.studies.report import plot_bars, print_rows, write_csv
 from megatron_cgrpo.training import launch
-from megatron_cgrpo.training.logger import STOPPED
-from megatron_cgrpo.worlds.quickstart import STEPS, build_world, quickstart_config, summarize
-from megatron_cgrpo.worlds.report import plot_bars, print_rows, write_csv
+from megatron_cgrpo.training.directory import STOPPED
 
 SHARES = (0.0, 0.05, 0.1, 0.2)
 

@@ -20,9 +20,9 @@ import torch
 
 from megatron_cgrpo.algorithm.batch import supervised_batch
 from megatron_cgrpo.config import Config, parse_config
+from megatron_cgrpo.conversion.config_json import shape_of
 from megatron_cgrpo.conversion.plan import plan_for
 from megatron_cgrpo.conversion.safetensors_io import HFCheckpoint, write_hf
-from megatron_cgrpo.conversion.shape import ModelShape
 from megatron_cgrpo.worlds import chain
 
 STEPS = 2500
@@ -64,7 +64,7 @@ def _wrong_values(rng: random.Random, problem) -> list[int]:
 def launch_warm_start(out: str, steps: int | None, seed: int) -> int:
     """Train on RANKS data-parallel ranks and write a Hugging Face directory; the exit code."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [f"--nproc-per-node={RANKS}", "-m", "megatron_cgrpo.worlds.warm_start"]
+    command += [f"--nproc-per-node={RANKS}", "-m", "megatron_cgrpo.studies.warm_start"]
     env = dict(os.environ, OMP_NUM_THREADS="1", TORCH_COMPILE_DISABLE="1", PYTHONWARNINGS="ignore")
     return subprocess.run([*command, out, str(steps or STEPS), str(seed)], env=env).returncode
 
@@ -75,7 +75,7 @@ def random_policy(root: Path, seed: int) -> Path:
     (root / "config.json").write_text(json.dumps(chain.model_config(), indent=1))
     generator = torch.Generator().manual_seed(seed)
     tensors = []
-    for entry in plan_for(ModelShape.from_hf(chain.model_config())):
+    for entry in plan_for(shape_of(chain.model_config())):
         for name, dims in zip(entry.hf_names, entry.hf_shapes):
             noise = torch.randn(dims, generator=generator) * 0.02
             tensors.append((name, torch.ones(dims) if "norm" in name else noise))
@@ -123,14 +123,14 @@ def main(out: Path, steps: int, seed: int) -> None:
     from tokenizers import Tokenizer
 
     from megatron_cgrpo.policy.actor import MegatronActor
-    from megatron_cgrpo.policy.export import stream_hf
+    from megatron_cgrpo.policy.export import drain, stream_hf
     from megatron_cgrpo.policy.parallel import initialize, shutdown
 
     scratch = out.with_name(f".{out.name}.scratch-{os.environ['RANK']}")
     model = random_policy(scratch, seed)
     config = _config(model, steps, seed)
     initialize(config.parallel, seed)
-    shape = ModelShape.from_hf(chain.model_config())
+    shape = shape_of(chain.model_config())
     actor = MegatronActor(config, shape, HFCheckpoint(model))
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     end = tokenizer.token_to_id("<end>")
@@ -153,8 +153,7 @@ def main(out: Path, steps: int, seed: int) -> None:
     if dist.get_rank() == 0:
         write_hf(out, tensors, [model])
     else:
-        for _ in tensors:
-            pass
+        drain(tensors)
     shutil.rmtree(scratch, ignore_errors=True)
     shutdown()
 

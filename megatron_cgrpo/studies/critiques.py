@@ -15,15 +15,16 @@ from megatron_cgrpo.config import Config, parse_config
 from megatron_cgrpo.data.problems import load_problems
 from megatron_cgrpo.data.prompts import PromptBuilder, load_tokenizer
 from megatron_cgrpo.feedback.pool import VerifierPool
-from megatron_cgrpo.rollout.fleet import EngineFleet
-from megatron_cgrpo.rollout.pipeline import RolloutCounts, RolloutPipeline
+from megatron_cgrpo.rollout.events import Collector
+from megatron_cgrpo.rollout.fleet import POLICY, EngineFleet
+from megatron_cgrpo.rollout.pipeline import RolloutPipeline
+from megatron_cgrpo.rollout.writers import Work, Writer, writer_for
+from megatron_cgrpo.studies.quickstart import STEPS, build_world, quickstart_config
+from megatron_cgrpo.studies.report import plot_bars, print_rows, write_csv
 from megatron_cgrpo.training import launch
-from megatron_cgrpo.training.feedback import FeedbackStaff
-from megatron_cgrpo.training.logger import STOPPED
+from megatron_cgrpo.training.directory import STOPPED
 from megatron_cgrpo.types import Problem, Sample
 from megatron_cgrpo.worlds import chain
-from megatron_cgrpo.worlds.quickstart import STEPS, build_world, quickstart_config
-from megatron_cgrpo.worlds.report import plot_bars, print_rows, write_csv
 
 ARMS = ("resample", "indicative", "indicative_gt", "step", "self")
 SAMPLES = 4
@@ -32,7 +33,7 @@ PROBLEMS = 150
 _RULES = ("indicative", "indicative_gt", "step")
 _COLUMNS = ("valid critiques %", "valid refinements %", "problems rescued %")
 
-Failed = list[tuple[Problem, tuple[int, ...], list[Sample]]]
+Failed = list[tuple[Work, list[Sample]]]
 
 
 def run_critique_study(directory: str, seed: int = 0, steps: int | None = None) -> int:
@@ -83,21 +84,19 @@ async def _study(root: Path, policy: Path, seed: int) -> list[dict[str, Any]]:
     fleet.start()
     try:
         await asyncio.to_thread(fleet.wait_ready)
-        await fleet.open()
         problems = [
             p
             for file in ("train", "test")
             for p in load_problems(root / "world" / f"{file}.jsonl", config.data.fields, "chain")
         ]
-        pipeline = RolloutPipeline(config, fleet, pool, None, prompts)
-        failed = await _failed(pipeline, prompts, problems)
+        pipeline = RolloutPipeline(config, fleet, pool, Writer())
+        failed = await _failed(pipeline, prompts, problems, seed)
         rows = []
         for arm in ARMS:
             own = _config(root, policy, arm, seed)
-            staff = FeedbackStaff(own, {"chain"}, fleet, prompts, root / "engines", print)
-            pipeline = RolloutPipeline(own, fleet, pool, staff.critic, prompts)
-            rows.append(await _arm(arm, pipeline, failed))
-            await staff.close()
+            writer = writer_for(own, {"chain"}, {POLICY: fleet}, prompts, root / "engines", print)
+            rows.append(await _arm(arm, RolloutPipeline(own, fleet, pool, writer), failed))
+            await writer.close()
         return rows
     finally:
         await pool.close()
@@ -106,30 +105,29 @@ async def _study(root: Path, policy: Path, seed: int) -> list[dict[str, Any]]:
 
 
 async def _failed(
-    pipeline: RolloutPipeline, prompts: PromptBuilder, problems: list[Problem]
+    pipeline: RolloutPipeline, prompts: PromptBuilder, problems: list[Problem], seed: int
 ) -> Failed:
     """Problems without a right response, with their responses."""
 
-    async def one(problem: Problem):
-        ids = prompts.problem(problem)
-        return problem, ids, await pipeline.respond(0, problem, ids, RolloutCounts())
+    async def one(problem: Problem) -> tuple[Work, list[Sample]]:
+        work = Work(problem, prompts.problem(problem), (seed, 0, problem.id), Collector())
+        return work, await pipeline.respond(work)
 
     answered = await asyncio.gather(*map(one, problems))
-    failed = [a for a in answered if not any(s.verdict.correct for s in a[2])]
+    failed = [a for a in answered if not any(s.verdict.correct for s in a[1])]
     print(f"{len(failed)} of {len(problems)} problems failed {SAMPLES} times", flush=True)
     return failed[:PROBLEMS]
 
 
 async def _arm(arm: str, pipeline: RolloutPipeline, failed: Failed) -> dict[str, Any]:
     """One row of the table; per cent."""
-    counts = RolloutCounts()
     refined = await asyncio.gather(
-        *(pipeline.refine(0, problem, ids, responses, counts) for problem, ids, responses in failed)
+        *(pipeline.refine(work, responses) for work, responses in failed)
     )
     samples = [s for group in refined for s in group]
     asked = [
-        (problem, responses[s.parent].completion.text, s.critique.text)
-        for (problem, _, responses), group in zip(failed, refined)
+        (work.problem, responses[s.parent].completion.text, s.critique.text)
+        for (work, responses), group in zip(failed, refined)
         for s in group
         if s.critique is not None
     ]

@@ -15,9 +15,9 @@ from typing import Any
 import psutil
 
 from megatron_cgrpo.config import Config, parse_config
+from megatron_cgrpo.studies.warm_start import shipped_policy
 from megatron_cgrpo.training import launch
 from megatron_cgrpo.worlds import chain
-from megatron_cgrpo.worlds.warm_start import shipped_policy
 
 METHODS = ("grpo", "critique_grpo")
 STEPS = 70
@@ -68,7 +68,7 @@ def run_quickstart(directory: str, seed: int = 0, steps: int | None = None) -> i
 def build_world(root: Path, seed: int) -> Path:
     """The world's problem files, prompts and the warm-started policy; returns its directory."""
     root.mkdir(parents=True)
-    world = chain.World.make(seed, secrets=3, steps=3, secret_steps=2)
+    world = chain.ChainWorld.make(seed, secrets=3, steps=3, secret_steps=2)
     problems = world.problems(seed, TRAIN_PROBLEMS + TEST_PROBLEMS)
     chain.write_problems(root / "train.jsonl", problems[:TRAIN_PROBLEMS])
     chain.write_problems(root / "test.jsonl", problems[TRAIN_PROBLEMS:])

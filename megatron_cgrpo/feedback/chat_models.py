@@ -28,7 +28,7 @@ def estimate_tokens(messages: Messages) -> int:
     return sum(len(m["content"]) for m in messages) // 4 + 1
 
 
-class WriterError(Exception):
+class ChatError(Exception):
     """No reply.
 
     `retry` tells whether asking again may help, `after_s` how long to wait, `of_prompt` that this
@@ -48,7 +48,7 @@ class WriterError(Exception):
         self.retry, self.after_s, self.of_prompt, self.busy = retry, after_s, of_prompt, busy
 
 
-class Writer(Protocol):
+class ChatModel(Protocol):
     def identity(self) -> list[Any]:
         """What a reply depends on beside the prompt and the sampling settings."""
 
@@ -59,14 +59,14 @@ class Writer(Protocol):
         """One reply.
 
         Raises:
-            WriterError: when there is none.
+            ChatError: when there is none.
         """
 
     async def close(self) -> None:
         """Leave the connections."""
 
 
-class EndpointWriter:
+class EndpointChat:
     """Any OpenAI-compatible chat endpoint.
 
     Args:
@@ -89,8 +89,8 @@ class EndpointWriter:
         return True
 
     async def write(self, messages: Messages, seed: int) -> Reply:
-        """As `Writer.write`; a request is given up after `timeout_s` in all, also when the answer
-        comes in drips."""
+        """As `ChatModel.write`; a request is given up after `timeout_s` in all, also when the
+        answer comes in drips."""
         o, openai = self._options, self._openai
         try:
             async with asyncio.timeout(o.timeout_s):
@@ -103,16 +103,16 @@ class EndpointWriter:
                 )
             return self._parse(answer, messages)
         except TimeoutError as e:
-            raise WriterError(f"no answer within {o.timeout_s:g} s") from e
+            raise ChatError(f"no answer within {o.timeout_s:g} s") from e
         except openai.APIStatusError as e:
             retry = e.status_code in (408, 409, 429) or e.status_code >= 500
             message = self._redacted(f"HTTP {e.status_code}: {e.message}")
             of_prompt = e.status_code in (400, 413, 422)
             after_s, busy = _retry_after(e.response), e.status_code == 429
-            raise WriterError(message, retry, after_s, of_prompt, busy) from e
+            raise ChatError(message, retry, after_s, of_prompt, busy) from e
         except Exception as e:
             # Dropped connections, cut bodies, JSON of another shape: whatever a bad proxy sends.
-            raise WriterError(self._redacted(f"{type(e).__name__}: {e}")) from e
+            raise ChatError(self._redacted(f"{type(e).__name__}: {e}")) from e
 
     @staticmethod
     def _parse(answer: Any, prompt: Messages) -> Reply:
@@ -150,7 +150,7 @@ class Generator(Protocol):
     ) -> list[Completion]: ...
 
 
-class EngineWriter:
+class EngineChat:
     """Engines of ours: those of the critic's model, or the policy's own.
 
     Args:
@@ -179,7 +179,7 @@ class EngineWriter:
         return len(self._render(messages)) + self._options.max_tokens <= self._fleet.context
 
     async def write(self, messages: Messages, seed: int) -> Reply:
-        """As `Writer.write`. The fleet retries and restarts by itself."""
+        """As `ChatModel.write`. The fleet retries and restarts by itself."""
         o, prompt = self._options, self._render(messages)
         try:
             (c,) = await self._fleet.generate(
@@ -187,12 +187,12 @@ class EngineWriter:
             )
         except ValueError as e:
             # The response under critique leaves no room in the engine's context.
-            raise WriterError(str(e), retry=False, of_prompt=True) from e
+            raise ChatError(str(e), retry=False, of_prompt=True) from e
         except RuntimeError as e:
             # A fleet that cannot be brought back.
             if self._trained:
                 raise
-            raise WriterError(str(e), retry=False) from e
+            raise ChatError(str(e), retry=False) from e
         return Reply(c.text, c.truncated, len(prompt), len(c.token_ids))
 
     async def close(self) -> None:

@@ -1,0 +1,5 @@
+import sys
+
+from megatron_cgrpo.cli import main
+
+sys.exit(main())

@@ -1,0 +1,1 @@
+"""Questions about the method that several runs answer, in the chain world."""
