@@ -1,2 +1,2 @@
 """Starting training jobs through NeMo-Run. Lives in an environment of its own (`make launch-env`)
-and imports nothing of the trainer."""
+and imports of the trainer only its configuration, `megatron_cgrpo.config`."""

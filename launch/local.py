@@ -8,11 +8,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import yaml
-
-from launch.job import SUBMITTED, local_script, write_submitted
+from launch.job import local_script
 from launch.settings import Cluster
-from launch.trainer_config import LaunchError, resolve, run_directory
+from launch.submitted import SUBMITTED, as_yaml, run_directory, write_submitted
+from megatron_cgrpo.config import ConfigError, load_config
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,14 +23,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--dry-run", action="store_true", help="print what would be run")
     args = parser.parse_intermixed_args(argv)
     try:
-        config = resolve(args.config, args.overrides)
+        config = load_config(args.config, args.overrides)
         root = run_directory(config)
         script = local_script(root / SUBMITTED, args.python)
         if args.dry_run:
-            print(yaml.safe_dump(config, sort_keys=False) + script)
+            print(as_yaml(config) + script)
             return 0
         write_submitted(config)
-    except (LaunchError, OSError) as e:
+    except (ConfigError, OSError) as e:
         print(f"error: {e}", file=sys.stderr)
         return 2
     return _run(script, root)

@@ -14,8 +14,6 @@ from launch.settings import Cluster
 
 # A preempted job is requeued; torchx 0.7 calls it failed and NeMo-Run stops watching.
 SLURM_STATES["PREEMPTED"] = AppState.PENDING
-# Its own count of restarts includes preemptions; ours decides (job.setup_lines).
-_RETRIES = 1000
 
 
 @dataclass(kw_only=True)
@@ -27,9 +25,9 @@ class OneLog(SlurmJobDetails):
         return Path(self.folder) / f"log-{self.job_name}_%j.out"
 
 
-def slurm_executor(cluster: Cluster, nodes: int, setup: str, requeue: bool) -> run.SlurmExecutor:
+def slurm_executor(cluster: Cluster, nodes: int, setup: str) -> run.SlurmExecutor:
     """An executor for one torchrun agent on each node."""
-    executor = run.SlurmExecutor(
+    return run.SlurmExecutor(
         account=cluster.account,
         partition=cluster.partition,
         time=cluster.time,
@@ -52,9 +50,9 @@ def slurm_executor(cluster: Cluster, nodes: int, setup: str, requeue: bool) -> r
         setup_lines=setup,
         poll_estimated_start_time=False,
         dependency_type="afterany",
+        # Its count of restarts includes preemptions; the supervisor decides.
+        retries=0,
     )
-    executor.retries = _RETRIES if requeue else 0
-    return executor
 
 
 def _container_args(cluster: Cluster) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from launch.trainer_config import LaunchError
+from megatron_cgrpo.config import ConfigError
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -20,6 +20,8 @@ class Cluster:
 
     `nodes`: default: as many as the ranks need at `gpus_per_node`.
     `signal_s`: seconds before the time limit at which the ranks are asked to stop.
+    `python`: the trainer's; `host_python` (3.8 or newer) runs the job's supervisor, outside of
+    containers.
     `max_restarts`: failures after which a job is not tried again (configuration errors never are).
     """
 
@@ -33,6 +35,7 @@ class Cluster:
     container_image: str | None = None
     mount: tuple[str, ...] = ()
     python: str = str(REPOSITORY / ".venv" / "bin" / "python")
+    host_python: str = "python3"
     env: dict[str, str] = field(default_factory=dict)
     signal_s: int = 300
     max_restarts: int = 3
@@ -54,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--container-image", help="pyxis/enroot image; none: run on the host")
     parser.add_argument("--mount", action="append", metavar="SRC:DST")
     parser.add_argument("--python", help="the trainer's Python on the nodes")
+    parser.add_argument("--host-python", help="a plain Python on the first node's host")
     parser.add_argument("--env", action="append", metavar="KEY=VALUE")
     parser.add_argument("--signal-s", type=int, help="seconds between the warning and the limit")
     parser.add_argument("--max-restarts", type=int, help="failures before a job is given up")
@@ -64,7 +68,7 @@ def cluster_of(args: argparse.Namespace) -> Cluster:
     """The profile with the given options in place of its settings.
 
     Raises:
-        LaunchError: unknown or missing settings.
+        ConfigError: unknown or missing settings.
     """
     cluster = _profile(args.cluster) if args.cluster else Cluster()
     changes: dict[str, Any] = {}
@@ -79,7 +83,7 @@ def cluster_of(args: argparse.Namespace) -> Cluster:
         changes[f.name] = given
     cluster = replace(cluster, **changes)
     if not cluster.account:
-        raise LaunchError("name the account to charge: --account, or account in the profile")
+        raise ConfigError("name the account to charge: --account, or account in the profile")
     return cluster
 
 
@@ -87,11 +91,11 @@ def _profile(path: Path) -> Cluster:
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except (OSError, yaml.YAMLError) as e:
-        raise LaunchError(f"cannot read {path}: {' '.join(str(e).split())}") from e
+        raise ConfigError(f"cannot read {path}: {' '.join(str(e).split())}") from e
     known = {f.name for f in fields(Cluster)}
     unknown = raw.keys() - known
     if unknown:
-        raise LaunchError(f"{path}: unknown {sorted(unknown)}; known: {', '.join(sorted(known))}")
+        raise ConfigError(f"{path}: unknown {sorted(unknown)}; known: {', '.join(sorted(known))}")
     for name in ("mount", "srun_args"):
         raw[name] = tuple(raw.get(name, ()))
     for name in ("env", "sbatch"):
@@ -102,5 +106,5 @@ def _profile(path: Path) -> Cluster:
 def _pair(item: str) -> tuple[str, str]:
     key, sep, value = item.partition("=")
     if not sep:
-        raise LaunchError(f"--env {item!r} is not of the form KEY=VALUE")
+        raise ConfigError(f"--env {item!r} is not of the form KEY=VALUE")
     return key, value

@@ -8,14 +8,12 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import yaml
-
-from launch.job import node_script, setup_lines, write_submitted
+from launch.job import node_script, setup_lines
 from launch.layout import layout_of
 from launch.settings import Cluster, add_arguments, cluster_of
-from launch.trainer_config import LaunchError, resolve, run_directory
+from launch.submitted import as_yaml, run_directory, write_submitted
+from megatron_cgrpo.config import Config, ConfigError, load_config
 
 
 def parser() -> argparse.ArgumentParser:
@@ -37,22 +35,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Submit; 0 when submitted, or with --wait when the run ended well. 2 for unusable input."""
     args = parser().parse_intermixed_args(argv)
     try:
-        config, cluster = resolve(args.config, args.overrides), cluster_of(args)
+        config, cluster = load_config(args.config, args.overrides), cluster_of(args)
         if args.chain < 1:
-            raise LaunchError("--chain takes a number of jobs from 1")
+            raise ConfigError("--chain takes a number of jobs from 1")
         if args.chain > 1 and args.requeue:
-            raise LaunchError("--chain and --requeue both continue a run: choose one")
+            raise ConfigError("--chain and --requeue both continue a run: choose one")
         layout_of(config, cluster)
         return _submit(args, config, cluster)
-    except (LaunchError, OSError) as e:
+    except (ConfigError, OSError) as e:
         print(f"error: {e}", file=sys.stderr)
         return 2
 
 
-def _submit(args: argparse.Namespace, config: dict[str, Any], cluster: Cluster) -> int:
+def _submit(args: argparse.Namespace, config: Config, cluster: Cluster) -> int:
     root = run_directory(config)
     if args.dry_run:
-        print(yaml.safe_dump(config, sort_keys=False))
+        print(as_yaml(config))
         with tempfile.TemporaryDirectory() as scratch:
             _experiment(args, config, cluster, Path(scratch)).dryrun(
                 log=False, delete_exp_dir=False
@@ -70,7 +68,7 @@ def _submit(args: argparse.Namespace, config: dict[str, Any], cluster: Cluster) 
     return 0 if list(states.values())[-1] == "SUCCEEDED" else 1
 
 
-def _experiment(args: argparse.Namespace, config: dict[str, Any], cluster: Cluster, base: Path):
+def _experiment(args: argparse.Namespace, config: Config, cluster: Cluster, base: Path):
     """The jobs of the run, not yet submitted; those of a chain follow one another."""
     # Read at import: the launcher's files are the run's, not the user's home's.
     os.environ["NEMORUN_HOME"] = str(base)
@@ -83,8 +81,8 @@ def _experiment(args: argparse.Namespace, config: dict[str, Any], cluster: Clust
     with experiment:
         before: list[str] = []
         for i in range(args.chain):
-            setup, nodes = setup_lines(config, cluster), layout_of(config, cluster).nodes
-            executor = slurm_executor(cluster, nodes, setup, args.requeue)
+            setup = setup_lines(config, cluster, args.requeue)
+            executor = slurm_executor(cluster, layout_of(config, cluster).nodes, setup)
             script = run.Script(inline=node_script(config, cluster, again=i > 0))
             name = root.name if args.chain == 1 else f"{root.name}-{i}"
             before = [

@@ -3,35 +3,51 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import signal
 import subprocess
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
-from launch.job import node_script, setup_lines, write_submitted
+from launch import supervisor
+from launch.job import node_script, setup_lines
 from launch.layout import Layout, layout_of
 from launch.settings import Cluster, add_arguments, cluster_of
-from launch.trainer_config import LaunchError, resolve, run_directory
+from launch.submitted import run_directory, write_submitted
+from megatron_cgrpo.config import Config, ConfigError, load_config, parse_config
+from tests.unit.test_config import BASE
 
-CONFIG = {"run": {"directory": "/shared/runs", "name": "mine"}, "parallel": {"world_size": 16}}
+RAW = {
+    **BASE,
+    "run": {"directory": "/shared/runs", "name": "mine"},
+    "parallel": {"world_size": 16},
+    "training": {"problems_per_step": 16},
+}
+CONFIG = parse_config(RAW)
 
 
-def test_the_trainers_yaml(tmp_path):
-    (tmp_path / "base.yaml").write_text("run: {directory: /shared, name: a}\nx: {y: 1, z: 2}\n")
-    (tmp_path / "mine.yaml").write_text("include: base.yaml\nrun: {name: b}\n")
-    config = resolve(tmp_path / "mine.yaml", ["x.y=[3, 4]", "new.key=true"])
-    assert config["x"] == {"y": [3, 4], "z": 2} and config["new"] == {"key": True}
-    assert run_directory(config) == Path("/shared/b")
+def changed(**sections) -> Config:
+    return parse_config({**RAW, **sections})
+
+
+def test_run_directories_mean_the_same_on_all_nodes(tmp_path):
+    assert run_directory(CONFIG) == Path("/shared/runs/mine")
     for directory in ("runs", "~/runs", ""):
-        with pytest.raises(LaunchError, match="absolute path"):
-            run_directory({"run": {"directory": directory}})
-    with pytest.raises(LaunchError, match="NeMo-Run replaces /nemo_run"):
-        run_directory({"run": {"directory": "/data/nemo_runs"}})
-    with pytest.raises(LaunchError, match="not of the form"):
-        resolve(tmp_path / "mine.yaml", ["x"])
-    with pytest.raises(LaunchError, match="cannot read"):
-        resolve(tmp_path / "none.yaml")
+        with pytest.raises(ConfigError, match="absolute path"):
+            run_directory(changed(run={"directory": directory}))
+    with pytest.raises(ConfigError, match="NeMo-Run replaces /nemo_run"):
+        run_directory(changed(run={"directory": "/data/nemo_runs"}))
+
+
+def test_what_is_submitted_is_what_the_trainer_reads(tmp_path):
+    config = changed(run={"directory": str(tmp_path), "name": "mine"})
+    file = write_submitted(config)
+    assert load_config(file) == config
+    assert sorted(p.name for p in file.parent.iterdir()) == ["submitted.yaml", "supervisor.py"]
 
 
 def parsed(*arguments) -> Cluster:
@@ -47,17 +63,17 @@ def test_options_go_before_the_profile(tmp_path):
     cluster = parsed("--cluster", str(profile), *options)
     assert (cluster.account, cluster.partition, cluster.exclusive) == ("a", "q", True)
     assert cluster.env == {"X": "1", "Y": "3"} and cluster.mount == ("/m:/m", "/n:/n")
-    with pytest.raises(LaunchError, match="name the account"):
+    with pytest.raises(ConfigError, match="name the account"):
         parsed("--nodes", "2")
     profile.write_text("acount: a\n")
-    with pytest.raises(LaunchError, match=r"unknown \['acount'\]"):
+    with pytest.raises(ConfigError, match=r"unknown \['acount'\]"):
         parsed("--cluster", str(profile))
     for path in (Path(__file__).parents[2] / "launch" / "clusters").glob("*.yaml"):
         assert parsed("--cluster", str(path)).account == "ACCOUNT"
 
 
-def rollout(**options) -> dict:
-    return {**CONFIG, "rollout": options}
+def rollout(**options) -> Config:
+    return changed(rollout=options)
 
 
 def test_layouts():
@@ -75,10 +91,9 @@ def test_layouts():
     [
         ({}, {"nodes": 3}, "does not divide over 3 nodes"),
         ({}, {"nodes": 1, "gpus_per_node": 8}, "needs 16 GPUs on each of 1 nodes, which have 8"),
-        ({"own_nodes": 2}, {"nodes": 2}, "leaves none for the trainer"),
-        ({"placement": "split"}, {"nodes": 2}, "needs rollout.own_nodes"),
+        ({"own_nodes": 2, "servers": 2}, {"nodes": 2}, "leaves none for the trainer"),
+        ({"placement": "split", "gpus": [16]}, {"nodes": 2}, "needs rollout.own_nodes"),
         ({"placement": "colocated", "servers": 3}, {"nodes": 2}, "servers=3 does not divide over"),
-        ({"placement": "colocated", "own_nodes": 1}, {"nodes": 3}, "no use for"),
         ({"gpus": [3, 8]}, {"gpus_per_node": 8}, "rollout.gpus names GPU 8; a node has 0 … 7"),
         (
             {"placement": "split", "servers": 4, "tensor": 8, "own_nodes": 2},
@@ -88,13 +103,14 @@ def test_layouts():
     ],
 )
 def test_what_does_not_fit_the_nodes_is_refused_at_once(options, cluster, message):
-    with pytest.raises(LaunchError, match=message):
+    with pytest.raises(ConfigError, match=message):
         layout_of(rollout(**options), Cluster(**cluster))
 
 
 def test_what_a_node_runs(tmp_path):
     """The script with the programs replaced by one that shows its arguments."""
-    config = {**rollout(servers=4, own_nodes=2), "run": {"directory": str(tmp_path), "name": "r"}}
+    run_here = {"directory": str(tmp_path), "name": "r"}
+    config = changed(rollout={"servers": 4, "own_nodes": 2}, run=run_here)
     (tmp_path / "r").mkdir()
     shows = tmp_path / "python"
     shows.write_text('#!/bin/bash\necho "$A" "$HF_HUB_OFFLINE" "$@"\nexit ${CODE:-0}\n')
@@ -120,46 +136,76 @@ def test_what_a_node_runs(tmp_path):
     assert "own_nodes" not in again and "rollout.host" not in again
 
 
-def batch_script(tmp_path, config, *after: str, **cluster) -> subprocess.CompletedProcess:
-    """The batch script's setup and what NeMo-Run has after it, with programs that do nothing."""
-    for name in ("scontrol", "srun"):
-        (tmp_path / name).write_text(
-            f"#!/bin/bash\necho {name} $@ >> {tmp_path}/asked\nexit ${{CODE:-0}}\n"
-        )
-        (tmp_path / name).chmod(0o755)
-    setup = setup_lines(config, Cluster(backoff_s=0, **cluster))
-    script = "\n".join(["head_node_ip='10.1.2.3 fe80::1'", setup, *after])
-    env = dict(os.environ, PATH=f"{tmp_path}:{os.environ['PATH']}", SLURM_JOB_ID="12345")
-    return subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True)
+class Job:
+    """A job's first node: the batch script's setup with what NeMo-Run has around it, and Slurm's
+    programs replaced by ones that note what they are asked."""
 
+    def __init__(self, root: Path, requeue: bool = True, **cluster) -> None:
+        self.root, self.run = root, root / "mine"
+        config = changed(run={"directory": str(root), "name": "mine"})
+        write_submitted(config)
+        for name in ("scontrol", "srun"):
+            (root / name).write_text(
+                f"#!/bin/bash\necho {name} $@ >> {root}/asked\n"
+                f'[ {name} = srun ] || exit 0\neval "$SRUN"\n'
+            )
+            (root / name).chmod(0o755)
+        setup = setup_lines(config, Cluster(**{"backoff_s": 0, **cluster}), requeue)
+        lines = ["head_node_ip='10.1.2.3 fe80::1'", setup, "srun x", "code=$?"]
+        lines += ["echo $MASTER_ADDR:$MASTER_PORT", "exit $code"]
+        (root / "batch.sh").write_text("\n".join(lines))
 
-def in_directory(tmp_path) -> dict:
-    (tmp_path / "mine").mkdir()
-    return {**CONFIG, "run": {"directory": str(tmp_path), "name": "mine"}}
+    def start(self, srun: str = ":", **options) -> subprocess.Popen:
+        """The job with an `srun` that does this."""
+        path = f"{self.root}:{os.environ['PATH']}"
+        env = dict(os.environ, PATH=path, SLURM_JOB_ID="12345", SRUN=srun, **options)
+        command = ["bash", str(self.root / "batch.sh")]
+        return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
+
+    def ends(self, outcome: str | None, code: int = 0) -> tuple[int, str]:
+        """(exit code, output) of a job whose ranks leave this outcome and code."""
+        says = f"printf '{outcome}' > {self.run}/outcome; " if outcome else ""
+        job = self.start(f"{says}exit {code}")
+        said = job.communicate(timeout=60)[0]
+        return job.returncode, said
+
+    def asked(self, what: str) -> int:
+        file = self.root / "asked"
+        return file.read_text().splitlines().count(what) if file.exists() else 0
+
+    @property
+    def failures(self) -> list[str]:
+        file = self.run / "failures"
+        return file.read_text().splitlines() if file.exists() else []
 
 
 @pytest.mark.parametrize(
     ("outcome", "before", "requeued", "said"),
     [
+        ("done\n", 0, False, ""),
         ("stopped\nafter step 3\n", 0, True, "stopped with a checkpoint"),
         ("refused\nno such file\n", 0, False, "not tried again: no such file"),
         ("guard\nentropy\n", 0, False, "not tried again: entropy"),
-        (None, 0, True, ""),
-        (None, 2, True, ""),
+        (None, 0, True, "tried again in 0 s"),
+        (None, 2, True, "tried again in 0 s"),
         (None, 3, False, "given up after 4 failures"),
     ],
 )
 def test_when_a_job_is_tried_again(tmp_path, outcome, before, requeued, said):
-    config, root = in_directory(tmp_path), tmp_path / "mine"
-    (root / "failures").write_text("x\n" * before)
-    ends = f"printf '{outcome}' > {root}/outcome" if outcome else ":"
-    after = (ends, "exitcode=1", "scontrol requeue 7", "echo $MASTER_ADDR:$MASTER_PORT")
-    done = batch_script(tmp_path, config, *after, max_restarts=3)
-    assert done.returncode == 0 and said in done.stdout, done.stderr
-    assert (tmp_path / "asked").exists() == requeued
-    assert f"10.1.2.3:{20000 + 12345 % 47 * 256}" in done.stdout
-    counted = len((root / "failures").read_text().splitlines())
-    assert counted == before + (outcome is None)
+    job = Job(tmp_path, max_restarts=3)
+    (job.run / "failures").write_text("x\n" * before)
+    _, output = job.ends(outcome, 1)
+    assert said in output and job.asked("scontrol requeue 12345") == requeued
+    assert f"10.1.2.3:{20000 + 12345 % 47 * 256}" in output
+    assert len(job.failures) == before + (outcome is None)
+    if outcome is None:
+        assert job.failures[-1] == "job 12345 attempt 0 exit code 1"
+
+
+def test_without_requeue_a_job_is_left_as_it_ended(tmp_path):
+    job = Job(tmp_path, requeue=False)
+    assert job.ends(None, 7)[0] == 7 and job.ends("stopped\n", 1)[0] == 85
+    assert job.asked("scontrol requeue 12345") == 0 and not job.failures
 
 
 @pytest.mark.parametrize(
@@ -171,26 +217,69 @@ def test_when_a_job_is_tried_again(tmp_path, outcome, before, requeued, said):
         ("refused", 1, 1),
         (None, 137, 137),
         (None, 0, 1),
+        ("half a wo", 9, 9),
     ],
 )
 def test_the_exit_code_is_what_the_trainer_says(tmp_path, outcome, of_srun, expected):
-    config = in_directory(tmp_path)
-    ends = f"echo {outcome} > {tmp_path}/mine/outcome" if outcome else ":"
-    done = batch_script(tmp_path, config, ends, f"CODE={of_srun} srun x", "exit $?")
-    assert done.returncode == expected
-    assert (tmp_path / "asked").read_text() == "srun x\n"
+    job = Job(tmp_path)
+    assert job.ends(outcome, of_srun)[0] == expected
+    assert job.asked("srun x") == 1
 
 
 @pytest.mark.parametrize(("outcome", "code"), [("done", 0), ("guard", 3), ("refused", 1)])
 def test_a_later_job_of_a_chain_respects_the_outcome(tmp_path, outcome, code):
-    config = in_directory(tmp_path)
-    (tmp_path / "mine" / "outcome").write_text(f"{outcome}\nbecause\n")
-    done = batch_script(tmp_path, config, "srun x")
-    assert done.returncode == code and not (tmp_path / "asked").exists()
-    assert ("because" in done.stdout) == bool(code)
+    job = Job(tmp_path)
+    (job.run / "outcome").write_text(f"{outcome}\nbecause\n")
+    ended, said = job.ends("done\n")
+    assert ended == code and job.asked("srun x") == 0
+    assert ("because" in said) == bool(code)
     # Submitted by somebody who knows: what was said is forgotten.
-    (tmp_path / "mine" / "failures").write_text("x\n" * 9)
-    assert write_submitted(config) == tmp_path / "mine" / "submitted.yaml"
-    assert sorted(p.name for p in (tmp_path / "mine").iterdir()) == ["submitted.yaml"]
-    batch_script(tmp_path, config, "srun x")
-    assert (tmp_path / "asked").exists()
+    (job.run / "failures").write_text("x\n" * 9)
+    write_submitted(changed(run={"directory": str(tmp_path), "name": "mine"}))
+    assert job.ends("done\n")[0] == 0 and job.asked("srun x") == 1
+
+
+def test_what_an_earlier_job_left_undone_goes_on(tmp_path):
+    job = Job(tmp_path)
+    (job.run / "outcome").write_text("stopped\nafter step 3\n")
+    # Its own end counts, not what the earlier one said.
+    assert job.ends(None, 4)[0] == 4 and len(job.failures) == 1
+
+
+def wait_for(condition) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("when", ["running", "pausing"])
+def test_a_cancelled_job_is_not_tried_again(tmp_path, when):
+    """scancel: SIGTERM while the ranks run, and while the job waits to be tried again."""
+    job = Job(tmp_path, backoff_s=0 if when == "running" else 600)
+    process = job.start("sleep 600 & wait" if when == "running" else "exit 1")
+    wait_for(lambda: job.asked("srun x") and (when == "running" or job.failures))
+    for p in [psutil.Process(process.pid), *psutil.Process(process.pid).children(True)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            p.terminate()
+    process.wait(30)
+    assert job.asked("scontrol requeue 12345") == 0
+    assert len(job.failures) == (when == "pausing")
+
+
+def test_a_warning_is_for_the_ranks(tmp_path):
+    job = Job(tmp_path)
+    process = job.start(f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; exit 0")
+    wait_for(lambda: job.asked("srun x"))
+    process.send_signal(signal.SIGUSR1)
+    (tmp_path / "go").touch()
+    (job.run / "outcome").write_text("stopped\nafter step 1\n")
+    assert process.wait(30) == 85 and job.asked("scontrol requeue 12345") == 1
+
+
+def test_pauses_double_up_to_ten_minutes():
+    pauses = [supervisor.pause_s(n, 30) for n in range(1, 8)]
+    assert pauses == [30, 60, 120, 240, 480, 600, 600]
+    assert (
+        supervisor.next_try("", 4, 3, 30) is None and supervisor.next_try("stopped", 0, 0, 9) == 0
+    )
