@@ -21,8 +21,7 @@ from megatron_cgrpo.rollout.pipeline import RolloutPipeline
 from megatron_cgrpo.rollout.writers import Work, Writer, writer_for
 from megatron_cgrpo.studies.quickstart import STEPS, build_world, quickstart_config
 from megatron_cgrpo.studies.report import plot_bars, print_rows, write_csv
-from megatron_cgrpo.training import launch
-from megatron_cgrpo.training.directory import STOPPED
+from megatron_cgrpo.studies.runs import run_to_the_end
 from megatron_cgrpo.types import Problem, Sample
 from megatron_cgrpo.worlds import chain
 
@@ -48,12 +47,9 @@ def run_critique_study(directory: str, seed: int = 0, steps: int | None = None) 
     policy = build_world(root / "world", seed)
     config = quickstart_config(root, policy, "grpo", seed, steps or STEPS)
     print(f"== GRPO to its plateau: {steps or STEPS} steps", flush=True)
-    code = launch.run(config)
+    code = run_to_the_end(config)
     if code:
         return code
-    if (root / "grpo" / STOPPED).exists():
-        print("stopped before the end: nothing to study", flush=True)
-        return 130
     stuck = root / "grpo" / "checkpoints" / f"step_{steps or STEPS:06d}"
     (root / "engines").mkdir()
     rows = asyncio.run(_study(root, stuck, seed))

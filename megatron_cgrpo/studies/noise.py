@@ -6,10 +6,9 @@ import shutil
 from pathlib import Path
 
 from megatron_cgrpo.config import parse_config
-from megatron_cgrpo.studies.quickstart import STEPS, build_world, quickstart_config, summarize
+from megatron_cgrpo.studies.quickstart import STEPS, build_world, quickstart_config
 from megatron_cgrpo.studies.report import plot_bars, print_rows, write_csv
-from megatron_cgrpo.training import launch
-from megatron_cgrpo.training.directory import STOPPED
+from megatron_cgrpo.studies.runs import run_to_the_end, summarize
 
 SHARES = (0.0, 0.05, 0.1, 0.2)
 
@@ -34,12 +33,9 @@ def run_noise_study(
         raw = config.model_dump(mode="json")
         raw["run"]["name"] = name
         raw["feedback"]["noise"] = {"share": share, "kind": kind}
-        code = launch.run(parse_config(raw))
+        code = run_to_the_end(parse_config(raw))
         if code:
             return code
-        if (root / name / STOPPED).exists():
-            print("stopped before the end: no comparison", flush=True)
-            return 130
         result = summarize(root / name)
         rows.append(
             {

@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 
 from megatron_cgrpo.config import Config, parse_config
+from megatron_cgrpo.studies.runs import read_metrics, run_to_the_end, summarize
 from megatron_cgrpo.studies.warm_start import shipped_policy
-from megatron_cgrpo.training import launch
 from megatron_cgrpo.worlds import chain
 
 METHODS = ("grpo", "critique_grpo")
@@ -44,13 +44,9 @@ def run_quickstart(directory: str, seed: int = 0, steps: int | None = None) -> i
         for method in METHODS:
             print(f"\n== {method}: {steps or STEPS} steps on {root / method}", flush=True)
             config = quickstart_config(root, policy, method, seed, steps or STEPS)
-            code = launch.run(config)
+            code = run_to_the_end(config)
             if code:
                 return code
-            done = [r["step"] for r in read_metrics(root / method)]
-            if max(done, default=0) < (steps or STEPS):
-                print("stopped before the end: no comparison", flush=True)
-                return 130
             results[method] = summarize(root / method)
     summary = {
         **results,
@@ -124,42 +120,6 @@ def _hardware() -> dict[str, Any]:
         "dtype": "bfloat16",
         "parallel": {"world_size": gpus, "tensor": gpus},
         "rollout": {"placement": "colocated", "tensor": gpus, "gpu_memory_utilization": 0.3},
-    }
-
-
-def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """All lines of a run's metrics.jsonl."""
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-def summarize(run: Path) -> dict[str, Any]:
-    """Accuracy before and after, and where the time of a step went."""
-    rows = read_metrics(run)
-    accuracy = [r["validation/accuracy"] for r in rows if "validation/accuracy" in r]
-    steps = [r for r in rows if "time/step_s" in r]
-
-    def mean(key: str) -> float:
-        return round(sum(r.get(key, 0.0) for r in steps) / len(steps), 3)
-
-    return {
-        "accuracy": accuracy[-1],
-        "accuracy_before": accuracy[0],
-        "responses_sampled": sum(
-            r["samples/initial"] + r["samples/refinements_attempted"] for r in steps
-        ),
-        "all_failed_first_10_steps": round(
-            sum(r["groups/all_failed"] for r in steps[:10]) / len(steps[:10]), 3
-        ),
-        "max_engine_gap": max(r["policy/engine_gap_max"] for r in steps),
-        "seconds_per_step": {
-            "rollout": mean("time/rollout_s"),
-            "critique_refine_of_a_group": mean("time/refine_group_s"),
-            "score": mean("time/score_s"),
-            "train": mean("time/train_s"),
-            "push": mean("time/push_s"),
-            "step": mean("time/step_s"),
-        },
-        "push_gib_per_s": mean("push/gib_per_s"),
     }
 
 

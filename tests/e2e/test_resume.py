@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from megatron_cgrpo.conversion.safetensors_io import HFCheckpoint
-from megatron_cgrpo.studies.quickstart import read_metrics
+from megatron_cgrpo.studies.runs import read_metrics
 from tests.e2e.world import finish, start, write_config
 
 # What may differ between two runs of the same thing: times, and the engine's log-probs in their

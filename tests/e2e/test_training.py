@@ -14,7 +14,7 @@ import torch
 from megatron_cgrpo.conversion.megatron_io import MegatronCheckpoint
 from megatron_cgrpo.conversion.safetensors_io import HFCheckpoint
 from megatron_cgrpo.policy.states import complete_states, latest_state, read_run_state
-from megatron_cgrpo.studies.quickstart import read_metrics
+from megatron_cgrpo.studies.runs import read_metrics
 from megatron_cgrpo.training.launch import GUARD_STOPPED
 from tests.e2e.world import finish, leftovers, start, write_config
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import yaml
 
 from megatron_cgrpo.conversion.safetensors_io import HFCheckpoint, write_hf
-from megatron_cgrpo.studies.quickstart import quickstart_config, read_metrics
+from megatron_cgrpo.studies.quickstart import quickstart_config
+from megatron_cgrpo.studies.runs import read_metrics
 from megatron_cgrpo.worlds import chain
 
 

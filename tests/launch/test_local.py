@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_cgrpo.studies.quickstart import read_metrics
+from megatron_cgrpo.studies.runs import read_metrics
 from tests.e2e.world import ROOT, write_config
 
 LAUNCHER = Path(f"{sys.prefix}-launch") / "bin" / "python"

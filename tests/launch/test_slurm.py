@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from megatron_cgrpo.policy.states import latest_state, read_run_state
-from megatron_cgrpo.studies.quickstart import read_metrics
+from megatron_cgrpo.studies.runs import read_metrics
 from tests.e2e.world import ROOT, write_config
 from tests.launch.slurm_cluster import running_cluster, why_not
 
