@@ -57,6 +57,7 @@ setup(
             "hypothesis>=6",
             "ruff>=0.14",
             "import-linter>=2.17",
+            "datasets>=4",
             "gguf",
             "accelerate",
         ],

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from megatron_cgrpo.config.schema import Feedback, Fields
-from megatron_cgrpo.data.problems import load_problems
+from megatron_cgrpo.data.problems import read_problems
 from megatron_cgrpo.feedback.math_verifier import verify_math
 from megatron_cgrpo.feedback.pool import VerifierPool
 from megatron_cgrpo.feedback.rewritings import restate, rewritings
@@ -39,7 +39,7 @@ def problems_of(paths: list[str]) -> list[Problem]:
     if not paths:
         user = ({"role": "user", "content": "q"},)
         return [Problem(str(i), user, a) for i, a in enumerate(ANSWERS)]
-    return [p for path in paths for p in load_problems(path, Fields(), "math")]
+    return [p for path in paths for p in read_problems(path, Fields(), "math").problems]
 
 
 def jobs_of(problems: list[Problem]) -> list[tuple[Problem, str]]:

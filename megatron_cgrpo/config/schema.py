@@ -177,9 +177,13 @@ class Rollout(Section):
     """More arguments for the vLLM server."""
 
 
+Paths = str | Annotated[tuple[str, ...], Field(min_length=1)]
+
+
 class Fields(Section):
     question: str | tuple[str, ...] = ()
-    """Field(s) of the problem text, joined by a blank; default: the first known name present."""
+    """Field(s) of the problem text, joined by a blank, or of the chat; default: the first known
+    name present. A dot descends: `reward_model.ground_truth`, `turns.0`."""
     answer: str | None = None
     """Field of the gold answer; default: the first known name present."""
     id: str | None = None
@@ -187,8 +191,9 @@ class Fields(Section):
 
 
 class Data(Section):
-    path: str
-    """Problems, .jsonl or .parquet."""
+    path: Paths
+    """Problems: a file, a pattern (`train/*.jsonl`), a directory saved by `datasets`, or a list of
+    these. .jsonl, .json, .csv (also with .gz), .parquet, .arrow; see docs/data.md."""
     fields: Fields = Fields()
     kind: str = "math"
     """Verifier of problems that do not name one (`kind` field)."""
@@ -197,11 +202,13 @@ class Data(Section):
     prompt_file: str | None = None
     """Text with {question}: the whole prompt (plain) or the user message (chat)."""
     system: str | None = None
-    """System message of the chat template."""
+    """System message of problems that bring none."""
     shuffle_options: bool = True
     """Multiple choice: shuffle the options of each problem (fixed by its id)."""
     limit: Positive | None = None
     """Use only the first so many problems of the file."""
+    keep_repeated: bool = False
+    """Also train on records that repeat the prompt and the answer of an earlier one."""
     check_golds: bool = True
     """Exclude problems whose gold answer the verifier cannot read (they are named in
     `excluded.jsonl`); code: whose tests do not run, or fail the reference solution."""
@@ -210,8 +217,8 @@ class Data(Section):
 
 
 class Validation(Section):
-    path: str | None = None
-    """Problems to validate on; none: no validation."""
+    path: Paths | None = None
+    """Problems to validate on, as `data.path`; none: no validation."""
     every: Natural = 10
     """Steps between validations; 0: only before the first and after the last step."""
     limit: Positive | None = None

@@ -6,7 +6,6 @@ import random
 from typing import Any
 
 LETTERS = "ABCDEFGHIJ"
-OPTION_FIELDS = ("options", "choices")
 
 
 def lettered(
@@ -33,7 +32,9 @@ def lettered(
 
 
 def _index(answer: Any, texts: list[str]) -> int:
-    if isinstance(answer, int) and 0 <= answer < len(texts):
+    if isinstance(answer, float) and answer.is_integer():
+        answer = int(answer)
+    if isinstance(answer, int) and not isinstance(answer, bool) and 0 <= answer < len(texts):
         return answer
     text = str(answer).strip()
     if len(text) == 1 and text in LETTERS[: len(texts)]:

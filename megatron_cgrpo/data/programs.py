@@ -17,6 +17,13 @@ def program_problem(row: dict[str, Any], where: str) -> tuple[str, str, dict[str
     Raises:
         ValueError: when the record has neither form.
     """
+    for name in ("prompt", "test", "entry_point", "canonical_solution", "text", "code"):
+        if row.get(name) is not None and not isinstance(row[name], str):
+            raise ValueError(f"{where}: {name} is not text")
+    for name in ("test_list", "test_imports", "challenge_test_list"):
+        tests = row.get(name) or []
+        if not isinstance(tests, list) or not all(isinstance(t, str) for t in tests):
+            raise ValueError(f"{where}: {name} is not a list of texts")
     if all(row.get(k) for k in ("prompt", "test", "entry_point")):
         return _humaneval(row)
     if (row.get("text") or row.get("prompt")) and row.get("test_list"):
@@ -46,7 +53,7 @@ def _mbpp(row: dict[str, Any]) -> tuple[str, str, dict[str, str]]:
         f"{(row.get('text') or row['prompt']).strip()} Write a Python program in one code block. "
         f"It must pass these tests:\n\n```python\n{shown}\n```"
     )
-    setup = row.get("test_setup_code") or "\n".join(row.get("test_imports") or [])
+    setup = str(row.get("test_setup_code") or "") or "\n".join(row.get("test_imports") or [])
     hidden = [*row["test_list"], *(row.get("challenge_test_list") or [])]
     tests = "\n".join([setup, *hidden])
     reference = row.get("code") or ""

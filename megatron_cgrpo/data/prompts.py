@@ -36,10 +36,17 @@ class PromptBuilder:
 
     def problem(self, problem: Problem) -> tuple[int, ...]:
         """Token ids of the problem's own prompt: what every member of its group is trained on."""
+        return self.render(self._messages(problem))
+
+    def text(self, problem: Problem) -> str:
+        """The problem's own prompt as text."""
+        return self._text(self._messages(problem))
+
+    def _messages(self, problem: Problem) -> list[dict[str, str]]:
         messages = [dict(m) for m in problem.messages]
         if self._question is not None:
             messages[-1]["content"] = fill(self._question, question=messages[-1]["content"])
-        return self.render(messages)
+        return messages
 
     def refinement(
         self, problem: Problem, response: str, critique: str, limit: int
@@ -70,16 +77,20 @@ class PromptBuilder:
 
     def render(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
         """Token ids of a conversation, up to where the answer begins."""
+        text = self._text(messages)
         if self._data.template == "plain":
-            text = "\n\n".join(m["content"] for m in messages)
             return tuple(self._tokenizer.encode(text))
-        if self._data.system is not None:
-            messages = [{"role": "system", "content": self._data.system}, *messages]
         # Tokenised as text: the template already holds the special tokens.
-        text = self._tokenizer.apply_chat_template(
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def _text(self, messages: Sequence[dict[str, str]]) -> str:
+        if self._data.template == "plain":
+            return "\n\n".join(m["content"] for m in messages)
+        if self._data.system is not None and messages[0]["role"] != "system":
+            messages = [{"role": "system", "content": self._data.system}, *messages]
+        return self._tokenizer.apply_chat_template(
             list(messages), add_generation_prompt=True, tokenize=False
         )
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 
 
 def refine_template(path: str | None) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from megatron_cgrpo.feedback.text import boxes, without_thinking
+from megatron_cgrpo.data.boxes import boxes
+from megatron_cgrpo.feedback.text import without_thinking
 from megatron_cgrpo.types import Problem, Verdict
 
 LETTERS = "ABCDEFGHIJ"

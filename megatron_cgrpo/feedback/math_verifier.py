@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import re
 
+from megatron_cgrpo.data.boxes import boxes
 from megatron_cgrpo.feedback.math_forms import (
     as_interval,
     bracketed,
@@ -24,7 +25,7 @@ from megatron_cgrpo.feedback.math_forms import (
     united,
 )
 from megatron_cgrpo.feedback.math_units import CHANGES_VALUE, changed_by_words, is_money, split_unit
-from megatron_cgrpo.feedback.text import boxes, without_thinking
+from megatron_cgrpo.feedback.text import without_thinking
 from megatron_cgrpo.types import Problem, Verdict
 
 MAX_ANSWER = 400

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_cgrpo.config import Config, parse_config
-from megatron_cgrpo.data.problems import load_problems
+from megatron_cgrpo.data.problems import read_problems
 from megatron_cgrpo.data.prompts import PromptBuilder, load_tokenizer
 from megatron_cgrpo.feedback.pool import VerifierPool
 from megatron_cgrpo.rollout.events import Collector
@@ -83,7 +83,9 @@ async def _study(root: Path, policy: Path, seed: int) -> list[dict[str, Any]]:
         problems = [
             p
             for file in ("train", "test")
-            for p in load_problems(root / "world" / f"{file}.jsonl", config.data.fields, "chain")
+            for p in read_problems(
+                root / "world" / f"{file}.jsonl", config.data.fields, "chain"
+            ).problems
         ]
         pipeline = RolloutPipeline(config, fleet, pool, Writer())
         failed = await _failed(pipeline, prompts, problems, seed)

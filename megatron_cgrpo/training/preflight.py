@@ -12,12 +12,13 @@ from megatron_cgrpo.config.schema import Config
 from megatron_cgrpo.conversion.config_json import shape_of
 from megatron_cgrpo.conversion.plan import parameter_count
 from megatron_cgrpo.conversion.shape import ModelShape
-from megatron_cgrpo.data.problems import load_problems
+from megatron_cgrpo.data.problems import shown
 from megatron_cgrpo.data.prompts import PromptBuilder, load_tokenizer, refine_template
 from megatron_cgrpo.feedback.verdicts import check_kinds
 from megatron_cgrpo.planning.memory import needed_bytes
 from megatron_cgrpo.rollout.nodes import check_nodes
 from megatron_cgrpo.rollout.writers import check_writer
+from megatron_cgrpo.training.problem_sets import read_sets
 
 
 def preflight(config: Config, nodes: int = 1) -> ModelShape:
@@ -37,17 +38,13 @@ def preflight(config: Config, nodes: int = 1) -> ModelShape:
         gpu = torch.cuda.get_device_properties(0).total_memory
         check_gpu_memory(needed_bytes(config, shape, gpu), gpu)
     _check_tokenizer(config, shape)
-    d, v = config.data, config.validation
-    problems = load_problems(d.path, d.fields, d.kind, d.limit, d.shuffle_options)
-    kinds = {p.kind for p in problems}
-    if v.path is not None:
-        kinds |= {
-            p.kind for p in load_problems(v.path, d.fields, d.kind, v.limit, d.shuffle_options)
-        }
+    sets = read_sets(config)
+    kinds = sets.kinds
     check_kinds(kinds, config.feedback)
-    check_count(config, len(problems))
+    check_count(config, len(sets.train))
     check_writer(config, kinds, shape.context)
-    PromptBuilder(load_tokenizer(config), d, refine_template(config.feedback.refine_prompt))
+    template = refine_template(config.feedback.refine_prompt)
+    PromptBuilder(load_tokenizer(config), config.data, template)
     return shape
 
 
@@ -55,7 +52,7 @@ def check_count(config: Config, usable: int) -> None:
     """Refuse a step that would need more problems than there are."""
     if usable < config.training.problems_per_step:
         raise ConfigError(
-            f"{usable} usable problems in {config.data.path} are fewer than "
+            f"{usable} usable problems in {shown(config.data.path)} are fewer than "
             f"training.problems_per_step={config.training.problems_per_step}"
         )
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from megatron_cgrpo.config.errors import ConfigError
 from megatron_cgrpo.config.schema import Config
-from megatron_cgrpo.data.problems import load_problems
+from megatron_cgrpo.data.problems import read_problems, shown
 from megatron_cgrpo.data.prompts import PromptBuilder, within_limit
 from megatron_cgrpo.feedback.golds import unusable_golds
 from megatron_cgrpo.feedback.pool import VerifierPool
@@ -25,10 +25,14 @@ NAMED = 20
 
 @dataclass(frozen=True)
 class ProblemSets:
-    """What is trained on, and what is validated on (nothing where no file is given)."""
+    """What is trained on, and what is validated on (nothing where no file is given).
+
+    `notes` say what users should know of the files.
+    """
 
     train: list[Problem]
     held_out: list[Problem]
+    notes: tuple[str, ...] = ()
 
     @property
     def kinds(self) -> set[str]:
@@ -53,11 +57,13 @@ def read_sets(config: Config) -> ProblemSets:
         DataError: for unusable files.
     """
     d, v = config.data, config.validation
-    train = load_problems(d.path, d.fields, d.kind, d.limit, d.shuffle_options)
-    held_out = []
+    train = read_problems(d.path, d.fields, d.kind, d.limit, d.shuffle_options, d.keep_repeated)
+    notes, held_out = train.notes(shown(d.path)), []
     if v.path is not None:
-        held_out = load_problems(v.path, d.fields, d.kind, v.limit, d.shuffle_options)
-    return ProblemSets(train, held_out)
+        # A benchmark stays as it is.
+        read = read_problems(v.path, d.fields, d.kind, v.limit, d.shuffle_options, True)
+        notes, held_out = notes + read.notes(shown(v.path)), read.problems
+    return ProblemSets(train.problems, held_out, tuple(notes))
 
 
 def without_unusable_golds(
@@ -80,7 +86,7 @@ def without_unusable_golds(
         ConfigError: when none is left of a set.
     """
     written = record.root / EXCLUDED
-    paths = config.data.path, config.validation.path
+    paths = shown(config.data.path), shown(config.validation.path or "")
     if resumed and written.exists():
         rows = [json.loads(line) for line in written.read_text().splitlines()]
         out = {(r["file"], r["id"]) for r in rows}
@@ -91,7 +97,7 @@ def without_unusable_golds(
         return ProblemSets(*kept)
     written.unlink(missing_ok=True)
 
-    def usable(problems: list[Problem], path: str | None) -> list[Problem]:
+    def usable(problems: list[Problem], path: str) -> list[Problem]:
         if not problems:
             return []
         with record.progress("gold answers", len(problems)) as advance:
@@ -107,9 +113,7 @@ def without_unusable_golds(
     return ProblemSets(usable(sets.train, paths[0]), usable(sets.held_out, paths[1]))
 
 
-def _name(
-    unusable: dict[str, str], path: str | None, file: Path, warn: Callable[[str], None]
-) -> None:
+def _name(unusable: dict[str, str], path: str, file: Path, warn: Callable[[str], None]) -> None:
     with open(file, "a", encoding="utf-8") as f:
         for name, why in unusable.items():
             f.write(json.dumps({"file": path, "id": name, "reason": why}) + "\n")

@@ -45,6 +45,8 @@ def open_rollouts(
     template = refine_template(config.feedback.refine_prompt)
     prompts = PromptBuilder(load_tokenizer(config), config.data, template)
     sets = read_sets(config)
+    for note in sets.notes:
+        record.warn(note)
     with contextlib.ExitStack() as stack:
         runner = stack.enter_context(asyncio.Runner())
         pool = VerifierPool(config.feedback, sets.kinds)

@@ -159,7 +159,7 @@ def _first_difference(right: str, response: str) -> int | None:
 
 
 def write_problems(path: Path, problems: list[Problem]) -> None:
-    """A JSONL file that `load_problems` reads."""
+    """A JSONL file that `read_problems` reads."""
     rows = [
         {
             "id": p.id,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_cgrpo.config.schema import Fields
-from megatron_cgrpo.data.problems import load_problems
+from megatron_cgrpo.data.problems import read_problems
 from megatron_cgrpo.studies.warm_start import example
 from megatron_cgrpo.worlds import chain
 
@@ -63,7 +63,7 @@ def test_problems_and_tokens_round_trip(tmp_path):
     assert len(tokenizer) == len(chain.TOKENS)
     problems = WORLD.problems(2, 20)
     chain.write_problems(tmp_path / "p.jsonl", problems)
-    assert load_problems(tmp_path / "p.jsonl", Fields(), "chain") == problems
+    assert read_problems(tmp_path / "p.jsonl", Fields(), "chain").problems == problems
     rng = random.Random(0)
     for _ in range(200):
         for text in example(rng):

@@ -12,7 +12,7 @@ import pytest
 
 from megatron_cgrpo.config.feedback import Feedback
 from megatron_cgrpo.config.schema import Fields
-from megatron_cgrpo.data.problems import load_problems
+from megatron_cgrpo.data.problems import read_problems
 from megatron_cgrpo.feedback import sandbox
 from megatron_cgrpo.feedback.code_verifier import extract_program, unusable_tests, verify_code
 from megatron_cgrpo.feedback.sandbox import not_isolated, run_program
@@ -38,7 +38,7 @@ MBPP = {
 def problems(tmp_path_factory):
     path = tmp_path_factory.mktemp("code") / "problems.jsonl"
     path.write_text("\n".join(map(json.dumps, (HUMANEVAL, MBPP))))
-    return load_problems(path, Fields(), "code")
+    return read_problems(path, Fields(), "code").problems
 
 
 def judge(problem, response, timeout_s=3.0):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from megatron_cgrpo.config.errors import ConfigError
 from megatron_cgrpo.config.feedback import Feedback
+from megatron_cgrpo.data.boxes import boxes
 from megatron_cgrpo.feedback.choice_verifier import extract_choice, verify_choice
 from megatron_cgrpo.feedback.critics import check_critique, rule_critic
 from megatron_cgrpo.feedback.grade import grade_file
@@ -22,7 +23,7 @@ from megatron_cgrpo.feedback.math_forms import rational
 from megatron_cgrpo.feedback.math_verifier import extract_answer, unreadable_gold, verify_math
 from megatron_cgrpo.feedback.pool import VerifierPool
 from megatron_cgrpo.feedback.rewritings import rewritings
-from megatron_cgrpo.feedback.text import boxes, without_thinking
+from megatron_cgrpo.feedback.text import without_thinking
 from megatron_cgrpo.types import Completion, Problem, Sample, Verdict
 
 

@@ -11,7 +11,7 @@ import pytest
 from megatron_cgrpo.cli import main
 from megatron_cgrpo.config.feedback import Feedback
 from megatron_cgrpo.config.schema import Fields
-from megatron_cgrpo.data.problems import load_problems
+from megatron_cgrpo.data.problems import read_problems
 from megatron_cgrpo.feedback.golds import unusable_golds
 from megatron_cgrpo.feedback.pool import VerifierPool
 
@@ -31,7 +31,7 @@ def test_unusable_golds_are_named(tmp_path):
     choice = write(tmp_path / "choice.jsonl", ["A", "Z"], "choice")
 
     async def check(path):
-        problems = load_problems(path, Fields(), "math")
+        problems = read_problems(path, Fields(), "math").problems
         pool = VerifierPool(Feedback(), {p.kind for p in problems})
         try:
             return await unusable_golds(pool, problems)
