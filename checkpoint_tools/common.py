@@ -15,48 +15,20 @@ from types import ModuleType
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from megatron_cgrpo.config.errors import ConfigError
-from megatron_cgrpo.conversion.config_json import shape_of
 from megatron_cgrpo.conversion.megatron_io import (
     COMPANION_FOLDER,
     MegatronCheckpoint,
     is_megatron,
 )
-from megatron_cgrpo.conversion.plan import Entry, check_tensors, plan_for
-from megatron_cgrpo.conversion.safetensors_io import HFCheckpoint, Spec, read_json
+from megatron_cgrpo.conversion.model_files import ModelFiles
 
 
-class HFModel:
-    """A Hugging Face directory seen through its plan, as MegatronCheckpoint is.
-
-    Raises:
-        ValueError, ConfigError: files or tensors that do not fit the family named in config.json.
-    """
-
-    def __init__(self, root: Path) -> None:
-        self.root = self.companions = root
-        if not (root / "config.json").exists():
-            raise ValueError(f"{root} holds no config.json")
-        self.shape = shape_of(read_json(root / "config.json"))
-        self.plan = plan_for(self.shape)
-        self.checkpoint = HFCheckpoint(root)
-        check_tensors(
-            self.plan, self.checkpoint.shapes(), root, self.shape, self.checkpoint.file_of
-        )
-
-    def get(self, entry: Entry):
-        return [self.checkpoint.get(n) for n in entry.hf_names]
-
-    def specs(self) -> list[list[tuple[str, Spec]]]:
-        specs = self.checkpoint.specs()
-        return [[(n, specs[n]) for n in e.hf_names] for e in self.plan]
-
-
-def open_checkpoint(root: Path, hf: Path | None = None) -> HFModel | MegatronCheckpoint:
+def open_checkpoint(root: Path, hf: Path | None = None) -> ModelFiles | MegatronCheckpoint:
     """Either form, told apart by its files."""
     if not root.is_dir():
         raise ValueError(f"{root} is not a directory")
     if not is_megatron(root):
-        return HFModel(root)
+        return ModelFiles(root)
     inside = (root / COMPANION_FOLDER / "config.json").exists()
     return MegatronCheckpoint(root, None if inside else hf)
 

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from checkpoint_tools.common import (
-    HFModel,
+    ModelFiles,
     default_threads,
     progress_bar,
     refuse_existing,
@@ -30,7 +30,7 @@ def main(args: argparse.Namespace) -> int:
     """Convert; the exit code."""
     start = time.perf_counter()
     refuse_existing(args.out, args.force)
-    model = HFModel(args.hf)
+    model = ModelFiles(args.hf)
     sizes = [nbytes(group) for group in model.specs()]
     with progress_bar("HF → Megatron", sum(sizes)) as advance:
         write_megatron(args.out, model.checkpoint, model.shape, [args.hf], args.threads, advance)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from checkpoint_tools.common import HFModel, open_checkpoint, run
+from checkpoint_tools.common import ModelFiles, open_checkpoint, run
 from megatron_cgrpo.conversion.megatron_io import MegatronCheckpoint
 from megatron_cgrpo.conversion.plan import parameter_count
 from megatron_cgrpo.conversion.safetensors_io import nbytes, read_json
@@ -27,7 +27,7 @@ def main(args: argparse.Namespace) -> int:
     model = open_checkpoint(args.directory, args.hf)
     specs, shape = model.specs(), model.shape
     dtypes = Counter(str(dtype).removeprefix("torch.") for g in specs for _, (_, dtype) in g)
-    form = "Hugging Face" if isinstance(model, HFModel) else "megatron-core torch_dist"
+    form = "Hugging Face" if isinstance(model, ModelFiles) else "megatron-core torch_dist"
     rows = {
         "form": form,
         "family": shape.family,

@@ -33,11 +33,14 @@ def _dry_run(config: Config) -> int:
     from megatron_cgrpo.training import launch
     from megatron_cgrpo.training.preflight import preflight
 
-    shape, context = preflight(config), context_of(config)
+    checked, context = preflight(config), context_of(config)
     root = Path(config.run.directory).absolute() / config.run.name
     print(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
     if config.rollout.placement != "cpu":
-        _print_memory(config, shape)
+        _print_memory(config, checked.shape)
+    for note in checked.notes:
+        print(f"# {note}")
+    print(f"# responses end with the tokens {', '.join(map(str, checked.end_token_ids))}")
     print("# trainer:\n" + " ".join(launch.rank_command(config, root)))
     if not config.rollout.urls:
         for i in range(config.rollout.servers):

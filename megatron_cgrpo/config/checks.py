@@ -64,11 +64,16 @@ def read_hf_config(root: Path) -> dict[str, Any]:
     if not root.is_dir():
         raise ConfigError(f"model.path={root} is not a directory")
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        hf = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as e:
         raise ConfigError(f"model.path={root} holds no config.json") from e
     except json.JSONDecodeError as e:
         raise ConfigError(f"{path} is not valid JSON (line {e.lineno})") from e
+    except (OSError, ValueError, RecursionError) as e:
+        raise ConfigError(f"{path} cannot be read as JSON: {type(e).__name__}") from e
+    if not isinstance(hf, dict):
+        raise ConfigError(f"{path} holds no JSON object")
+    return hf
 
 
 def _check_division(config: Config, hf: dict[str, Any]) -> None:

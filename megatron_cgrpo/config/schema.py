@@ -153,6 +153,10 @@ class Rollout(Section):
     Default: context length − max_response_tokens."""
     stop: tuple[str, ...] = ()
     """Strings that end a response, beside the end-of-sequence token (base models)."""
+    stop_token_ids: tuple[Natural, ...] = ()
+    """Ids of the tokens that end a response. Default: all that the model's files name (tokenizer,
+    config.json, generation_config.json) and the one that the chat template writes behind a
+    response."""
     concurrency: Positive = 64
     """Requests in flight per server."""
     request_timeout_s: Annotated[float, Field(gt=0)] = 1800.0

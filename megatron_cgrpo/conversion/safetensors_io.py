@@ -16,6 +16,7 @@ import torch
 from megatron_cgrpo.conversion.directories import copy_companions, written_whole
 
 INDEX = "model.safetensors.index.json"
+LFS_POINTER = b"version https://git-lfs"
 # As transformers' save_pretrained.
 FILE_BYTES = 5_000_000_000
 
@@ -50,7 +51,7 @@ class HFCheckpoint:
         self.root = Path(root)
         self._where: dict[str, tuple[Path, Spec, int]] = {}
         index = self.root / INDEX
-        places = read_json(index)["weight_map"] if index.exists() else {}
+        places = _read_index(index) if index.exists() else {}
         for name, file in places.items():
             if not (self.root / file).exists():
                 raise ValueError(f"{index} names {name} in {file}, which is not there")
@@ -93,10 +94,15 @@ def _read_header(path: Path) -> dict[str, tuple[Spec, int]]:
     """
     size = path.stat().st_size
     with path.open("rb") as f:
-        length = int.from_bytes(f.read(8), "little")
+        start = f.read(8)
+        if start == LFS_POINTER[:8]:
+            raise ValueError(
+                f"{path} is a Git LFS pointer, not the weights: fetch them with `git lfs pull`"
+            )
+        length = int.from_bytes(start, "little")
         try:
             header = json.loads(f.read(length)) if 0 < length <= size - 8 else None
-        except ValueError:
+        except (ValueError, RecursionError):
             header = None
     if not isinstance(header, dict):
         raise ValueError(f"{path} is not a complete safetensors file: its header is cut or damaged")
@@ -104,10 +110,10 @@ def _read_header(path: Path) -> dict[str, tuple[Spec, int]]:
     for name, entry in header.items():
         if name == "__metadata__":
             continue
-        if entry["dtype"] not in _DTYPES:
-            raise ValueError(f"{path}: {name} has the unsupported dtype {entry['dtype']}")
-        dims, dtype = tuple(entry["shape"]), _DTYPES[entry["dtype"]]
-        start, end = entry["data_offsets"]
+        code, dims, (start, end) = _header_entry(entry, name, path)
+        if code not in _DTYPES:
+            raise ValueError(f"{path}: {name} has the unsupported dtype {code}")
+        dtype = _DTYPES[code]
         if 8 + length + end > size:
             raise ValueError(
                 f"{path} is not a complete safetensors file: it ends before the end of {name}"
@@ -116,6 +122,35 @@ def _read_header(path: Path) -> dict[str, tuple[Spec, int]]:
             raise ValueError(f"{path}: {name} has {end - start} bytes, not those of {dims} {dtype}")
         out[name] = ((dims, dtype), 8 + length + start)
     return out
+
+
+def _header_entry(
+    entry: object, name: str, path: Path
+) -> tuple[str, tuple[int, ...], tuple[int, int]]:
+    """(dtype code, shape, offsets) of a header's entry, whatever it holds."""
+    fields = entry if isinstance(entry, dict) else {}
+    code, dims, offsets = (fields.get(k) for k in ("dtype", "shape", "data_offsets"))
+
+    def sizes(value: object) -> bool:
+        return isinstance(value, list) and all(type(n) is int and 0 <= n < 1 << 62 for n in value)
+
+    if not isinstance(code, str) or not sizes(dims) or not sizes(offsets) or len(offsets) != 2:
+        raise ValueError(f"{path} has a damaged header: the entry of {name}")
+    return code, tuple(dims), (offsets[0], offsets[1])
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    """Tensor → file.
+
+    Raises:
+        ValueError: when it is no such mapping.
+    """
+    index = read_json(path)
+    places = index.get("weight_map") if isinstance(index, dict) else None
+    names = [*places, *places.values()] if isinstance(places, dict) else [None]
+    if not all(isinstance(n, str) and n for n in names):
+        raise ValueError(f"{path} is damaged: it holds no weight_map of tensors and files")
+    return places
 
 
 def read_json(path: Path) -> dict:
@@ -128,6 +163,8 @@ def read_json(path: Path) -> dict:
         return json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as e:
         raise ValueError(f"{path} is not valid JSON (line {e.lineno})") from e
+    except (UnicodeDecodeError, RecursionError, ValueError) as e:
+        raise ValueError(f"{path} is not valid JSON") from e
 
 
 @contextlib.contextmanager
@@ -136,6 +173,7 @@ def hf_directory(
     specs: Sequence[Sequence[tuple[str, Spec]]],
     companions: Iterable[Path],
     file_bytes: int = FILE_BYTES,
+    end_token_ids: Sequence[int] = (),
 ) -> Iterator[HFFiles]:
     """A loadable directory that appears at `target` when its files have been written.
 
@@ -144,6 +182,7 @@ def hf_directory(
         specs: shape and dtype of every tensor, in the order of writing; an inner list stays in
             one file.
         companions: directories searched for configuration and tokenizer files, first hit wins.
+        end_token_ids: recorded for whoever generates with the model; none: as the companions say.
     """
     with written_whole(target) as partial:
         files = HFFiles(partial, specs, file_bytes)
@@ -152,6 +191,8 @@ def hf_directory(
         copy_companions(companions, partial)
         dtypes = {dtype for file in files.files for _, (_, dtype) in _flat(file)}
         _record_dtype(partial / "config.json", dtypes)
+        if end_token_ids:
+            _record_ends(partial / "generation_config.json", list(end_token_ids))
 
 
 class HFFiles:
@@ -203,12 +244,14 @@ def write_hf(
     tensors: Iterable[tuple[str, torch.Tensor]],
     companions: Iterable[Path],
     specs: dict[str, Spec] | None = None,
+    end_token_ids: Sequence[int] = (),
 ) -> Path:
     """Write a loadable directory from one stream of tensors.
 
     Args:
         specs: of the tensors, in the order they come. None: read off the tensors, which are then
             all held in memory.
+        end_token_ids: as `hf_directory`.
 
     Raises:
         OSError: the disk is full or not writable; nothing is left then.
@@ -218,7 +261,8 @@ def write_hf(
         specs = {n: (tuple(t.shape), t.dtype) for n, t in tensors}
     source = iter(tensors)
     target = Path(target)
-    with hf_directory(target, [[item] for item in specs.items()], companions) as files:
+    items = [[item] for item in specs.items()]
+    with hf_directory(target, items, companions, end_token_ids=end_token_ids) as files:
         for i in range(len(files.files)):
             files.write_file(i, source)
     return target
@@ -281,3 +325,12 @@ def _record_dtype(config: Path, dtypes: set[torch.dtype]) -> None:
     if settings.get(key) != dtype:
         settings[key] = dtype
         config.write_text(json.dumps(settings, indent=2) + "\n")
+
+
+def _record_ends(generation: Path, ids: list[int]) -> None:
+    """generation_config.json must name every token that the model has learnt to end with."""
+    settings = json.loads(generation.read_text()) if generation.exists() else {}
+    named = settings.get("eos_token_id")
+    if (named if isinstance(named, list) else [named]) != ids:
+        settings["eos_token_id"] = ids[0] if len(ids) == 1 else ids
+        generation.write_text(json.dumps(settings, indent=2) + "\n")

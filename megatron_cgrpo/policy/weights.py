@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core import parallel_state as ps
 
@@ -43,6 +45,21 @@ def load_weights(model: PolicyModel, checkpoint: HFCheckpoint) -> None:
                 fill(mine.pop(name), entry, parts, shape, group.size(), group.rank())
     if mine:
         raise ValueError(f"no weights for the parameters {sorted(mine)}")
+
+
+def non_finite(model: PolicyModel) -> list[str]:
+    """Hugging Face names of the tensors, on any rank, that hold NaN or infinite values. Collective,
+    and the same on every rank."""
+    made_of = {m: e.hf_names for e in model.plan for m in e.megatron}
+    bad = [
+        name
+        for parameter, tensor in model.parameters_by_name().items()
+        if not torch.isfinite(tensor).all()
+        for name in made_of.get(parameter, (parameter,))
+    ]
+    found: list[list[str]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(found, bad)
+    return sorted({name for names in found for name in names})
 
 
 def load_distributed(model: PolicyModel, root: Path, hf: Path) -> None:

@@ -15,6 +15,7 @@ import requests
 
 from megatron_cgrpo.config.errors import ConfigError
 from megatron_cgrpo.config.schema import Config
+from megatron_cgrpo.data.endings import end_token_ids
 from megatron_cgrpo.rollout.nodes import Meeting, RemoteServer, servers_of, trainer_nodes
 from megatron_cgrpo.rollout.server import SERVED_NAME, EngineError, EngineServer, ask, own_server
 from megatron_cgrpo.types import Completion
@@ -73,6 +74,7 @@ class EngineFleet:
                     else RemoteServer(f"server {i}", token, log=log, meeting=meeting, index=i)
                 )
         self._token, self._meeting = token, meeting
+        self._ends = end_token_ids(config)
         self._ready = [False] * len(self.servers)
         self._stale = [False] * len(self.servers)
         self._pushed = False
@@ -222,6 +224,9 @@ class EngineFleet:
             "logprobs": 0,
             "return_token_ids": True,
             "stop": list(self.config.rollout.stop),
+            # Ours alone decide: vLLM knows one of the ids by itself.
+            "stop_token_ids": list(self._ends),
+            "ignore_eos": True,
         }
         if self._session is None:
             self._open()

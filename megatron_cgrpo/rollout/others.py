@@ -8,6 +8,7 @@ from megatron_cgrpo.config.checks import read_hf_config
 from megatron_cgrpo.config.errors import ConfigError
 from megatron_cgrpo.config.feedback import Engine
 from megatron_cgrpo.config.schema import Config, Model
+from megatron_cgrpo.data.endings import end_token_ids
 from megatron_cgrpo.rollout.fleet import EngineFleet
 
 CRITIC, REFINER = "critic", "refiner"
@@ -36,6 +37,8 @@ def fleet_of(config: Config, engine: Engine, log_dir: Path, name: str) -> Engine
         ConfigError: when the model's directory is unusable.
     """
     context = engine_context(engine)
+    # The policy is trained on what the refiner writes: its responses end where the policy's do.
+    ends = end_token_ids(config) if name == REFINER else ()
     rollout = config.rollout.model_copy(
         update={
             "placement": "cpu" if config.rollout.placement == "cpu" else "split",
@@ -50,10 +53,13 @@ def fleet_of(config: Config, engine: Engine, log_dir: Path, name: str) -> Engine
             "extra_args": engine.extra_args,
             # The refiner continues the policy's prompts; a critic has a language of its own.
             "stop": config.rollout.stop if name == REFINER else (),
+            "stop_token_ids": ends,
         }
     )
     model = Model(path=engine.path, dtype=engine.dtype, context_length=context)
-    other = config.model_copy(update={"model": model, "rollout": rollout})
+    # A critic is asked by its own chat template, where it has one.
+    data = config.data.model_copy(update={} if name == REFINER else {"template": "chat"})
+    other = config.model_copy(update={"model": model, "rollout": rollout, "data": data})
     return EngineFleet(other, context, log_dir, name)
 
 

@@ -20,12 +20,18 @@ class Exporter:
         root: folder of the exports.
         companions: directories with configuration and tokenizer files.
         on_error: told why an export could not be written.
+        end_token_ids: of the tokens that the policy's responses end with.
     """
 
     def __init__(
-        self, root: Path, companions: Sequence[Path], on_error: Callable[[str], None]
+        self,
+        root: Path,
+        companions: Sequence[Path],
+        on_error: Callable[[str], None],
+        end_token_ids: Sequence[int] = (),
     ) -> None:
         self._root, self._companions, self._on_error = root, companions, on_error
+        self._ends = end_token_ids
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
 
@@ -53,7 +59,8 @@ class Exporter:
 
     def _write(self, step: int, copies: list[tuple[str, torch.Tensor]]) -> None:
         try:
-            write_hf(self._root / f"step_{step:06d}", copies, self._companions)
+            target = self._root / f"step_{step:06d}"
+            write_hf(target, copies, self._companions, end_token_ids=self._ends)
         except Exception as e:
             self._error = e
             self._on_error(f"export of step {step} failed: {e}")

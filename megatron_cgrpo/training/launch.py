@@ -68,7 +68,7 @@ def prepare(config: Config, again: bool = False, nodes: int = 1) -> Path:
     Raises:
         ConfigError, DataError: one sentence with what is wrong, where, and what to do.
     """
-    shape = preflight(config, nodes)
+    shape = preflight(config, nodes).shape
     root = prepare_run_directory(config, again)
     width = 4 if config.model.dtype == "float32" else 2
     check_disk(root, parameter_count(shape) * width + (16 << 20))

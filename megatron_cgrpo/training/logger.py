@@ -119,6 +119,4 @@ def step_line(step: int, steps: int, m: dict[str, Any]) -> str:
         f"gap {m['policy/engine_gap_max']:.1e}",
         f"{m['time/step_s']:.1f} s",
     ]
-    if m["truncated/initial"] > 0.9:
-        parts.append("[bold red]over 90 % of responses are truncated[/]")
     return "  ".join(parts)

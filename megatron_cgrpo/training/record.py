@@ -17,6 +17,9 @@ from megatron_cgrpo.training.directory import STOPPED, Progress
 from megatron_cgrpo.training.guards import Watch
 from megatron_cgrpo.training.logger import RunLogger, step_line
 
+MOSTLY_TRUNCATED = 0.9
+"""Share of truncated responses over which a step warns."""
+
 
 class Clock:
     """Seconds of the phases of a step, and of the whole step."""
@@ -98,6 +101,12 @@ class Record:
         row["throughput/trainer_tokens_per_s"] = row["tokens/scored"] / trained
         self._logger.step(step, row)
         self.say(step_line(step, self._steps, row))
+        if row["truncated/initial"] > MOSTLY_TRUNCATED:
+            self.warn(
+                f"{row['truncated/initial']:.0%} of the responses of step {step} reached "
+                "rollout.max_response_tokens: raise it, or is their end token missing "
+                "(rollout.stop_token_ids)?"
+            )
         warnings, self._guard = self._watch.check(row)
         for warning in warnings:
             self.warn(warning)

@@ -8,13 +8,16 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 
+from megatron_cgrpo.config.errors import ConfigError
 from megatron_cgrpo.config.schema import Config
 from megatron_cgrpo.conversion.safetensors_io import HFCheckpoint
 from megatron_cgrpo.conversion.shape import ModelShape
+from megatron_cgrpo.data.endings import end_token_ids
 from megatron_cgrpo.policy.actor import MegatronActor
 from megatron_cgrpo.policy.checkpoint import StateSaver, load_state
 from megatron_cgrpo.policy.export import drain, stream_hf
 from megatron_cgrpo.policy.states import STATES
+from megatron_cgrpo.policy.weights import non_finite
 from megatron_cgrpo.training.directory import Progress
 from megatron_cgrpo.training.exchange import on_rank_zero
 from megatron_cgrpo.training.exporter import Exporter
@@ -34,11 +37,25 @@ def due(every: int, step: int) -> bool:
 
 
 def build_actor(config: Config, shape: ModelShape, progress: Progress) -> MegatronActor:
-    """The actor with the weights, and the optimizer, that the run begins with."""
+    """The actor with the weights, and the optimizer, that the run begins with. Collective.
+
+    Raises:
+        ConfigError: when the weights hold NaN or infinite values.
+    """
     actor = MegatronActor(config, shape, HFCheckpoint(config.model.path))
+    source: str | Path = config.model.weights or config.model.path
     if progress.checkpoint is not None:
         load_state(actor, progress.checkpoint)
+        source = progress.checkpoint
+    bad = non_finite(actor.model)
+    on_rank_zero(lambda: _refuse_non_finite(bad, source))
     return actor
+
+
+def _refuse_non_finite(tensors: list[str], source: str | Path) -> None:
+    if tensors:
+        more = f" and {len(tensors) - 1} more tensors" if len(tensors) > 1 else ""
+        raise ConfigError(f"{source} holds NaN or infinite values in {tensors[0]}{more}")
 
 
 class RunState:
@@ -63,7 +80,8 @@ class RunState:
         self._config, self._actor, self._parts, self._warn = config, actor, parts, warn
         self._saver = StateSaver(actor, root / STATES, t.keep_checkpoints, t.background_checkpoints)
         companions = [Path(model.path), Path(model.tokenizer or model.path)]
-        self._exporter = Exporter(root / EXPORTS, companions, warn)
+        ends = on_rank_zero(lambda: end_token_ids(config)) or ()
+        self._exporter = Exporter(root / EXPORTS, companions, warn, ends)
 
     def __enter__(self) -> RunState:
         return self

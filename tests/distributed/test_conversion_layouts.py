@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from checkpoint_tools.common import HFModel
+from checkpoint_tools.common import ModelFiles
 from megatron_cgrpo.conversion.megatron_io import write_megatron
 from megatron_cgrpo.conversion.safetensors_io import HFCheckpoint
 from tests.distributed.launch import run_ranks
@@ -74,7 +74,7 @@ def make_trips(cases: list[tuple[str, str, str]], root: Path) -> dict[tuple, dic
         if not hf.exists():
             options = FAMILIES[family]
             make_model(hf, family, layers=5, dtype=getattr(torch, dtype), **options)
-            model = HFModel(hf)
+            model = ModelFiles(hf)
             write_megatron(converted, model.checkpoint, model.shape, [hf], threads=2)
         jobs[family, dtype, name] = {
             "root": str(hf),

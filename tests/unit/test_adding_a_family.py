@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from checkpoint_tools.common import HFModel
+from checkpoint_tools.common import ModelFiles
 from megatron_cgrpo.config.errors import ConfigError
 from megatron_cgrpo.conversion import families
 from megatron_cgrpo.conversion.config_json import shape_of
@@ -21,12 +21,12 @@ PAGE = Path(__file__).parents[2] / "docs" / "adding_a_family.md"
 def test_the_walk_through(tmp_path, monkeypatch):
     root = make_model(tmp_path / "hf", "mistral", False, sliding_window=None)
     with pytest.raises(ConfigError, match="'mistral' is not supported"):
-        HFModel(root)
+        ModelFiles(root)
     (code,) = re.findall(r"```python\n(.+?)```", PAGE.read_text(), re.S)
     names: dict = {}
     exec(compile(code, str(PAGE), "exec"), names)
     monkeypatch.setitem(families.FAMILIES, "mistral", names["MISTRAL"])
-    model = HFModel(root)
+    model = ModelFiles(root)
     write_megatron(tmp_path / "megatron", model.checkpoint, model.shape, [root])
     back = MegatronCheckpoint(tmp_path / "megatron")
     for entry in back.plan:

@@ -89,7 +89,7 @@ def test_differences_are_named(tmp_path):
             {"model_type": "qwen3_moe", "mlp_only_layers": [1], "num_experts": 4},
             "dense layers",
         ),
-        ({"model_type": "qwen3_moe"}, "lacks 'num_local_experts'"),
+        ({"model_type": "qwen3_moe"}, "lacks num_experts"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"model_type": "llama", "attention_bias": True}, "attention_bias"),
         ({"use_sliding_window": True}, "sliding"),

@@ -13,6 +13,7 @@ from megatron_cgrpo.conversion.families.base import (
     Line,
 )
 from megatron_cgrpo.conversion.families.qwen3 import read_qwen3
+from megatron_cgrpo.conversion.fields import size
 from megatron_cgrpo.conversion.rules import GATED_MLP, REPLICATED, ROW
 
 _EXPERT = HF + "mlp.experts.{e}."
@@ -29,9 +30,9 @@ def _read(hf: dict[str, Any]) -> dict[str, Any]:
         )
     return read_qwen3(hf) | {
         # transformers ≥ 5.19 writes `num_local_experts`, the published files `num_experts`.
-        "experts": hf["num_experts"] if "num_experts" in hf else hf["num_local_experts"],
-        "experts_per_token": hf["num_experts_per_tok"],
-        "expert_ffn": hf["moe_intermediate_size"],
+        "experts": size(hf, "num_experts", "num_local_experts"),
+        "experts_per_token": size(hf, "num_experts_per_tok"),
+        "expert_ffn": size(hf, "moe_intermediate_size"),
         "normalize_top_k": bool(hf.get("norm_topk_prob", False)),
     }
 
