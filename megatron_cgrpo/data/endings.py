@@ -34,13 +34,12 @@ def end_token_ids(config: Config) -> tuple[int, ...]:
     if config.rollout.stop_token_ids:
         ends = {"rollout.stop_token_ids": set(config.rollout.stop_token_ids)}
     else:
-        tokenizer = load_tokenizer(config)
         ends = {
-            "the tokenizer": _ids(tokenizer.eos_token_id, "the tokenizer's eos_token_id"),
             "config.json": _ids(hf.get("eos_token_id"), f"{root}/config.json: eos_token_id"),
             "generation_config.json": _of_generation(root / "generation_config.json"),
-            "the chat template": set(),
         }
+        tokenizer = load_tokenizer(config)
+        ends["the tokenizer"] = _ids(tokenizer.eos_token_id, "the tokenizer's eos_token_id")
         if config.data.template == "chat":
             ends["the chat template"] = _of_template(tokenizer)
     vocab = hf.get("vocab_size")

@@ -147,4 +147,5 @@ def tokenizer_in(source: Path):
     try:
         return AutoTokenizer.from_pretrained(source, local_files_only=True)
     except Exception as e:
-        raise ConfigError(f"cannot load the tokenizer in {source}: {e}") from e
+        why = " ".join(str(e).split())
+        raise ConfigError(f"cannot load the tokenizer in {source}: {why}") from e

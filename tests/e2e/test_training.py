@@ -151,10 +151,15 @@ def test_nothing_is_left_running(runs):
 
 
 def wait_for_step(run, step, process):
+    wait_for(run, "reward/initial", step, process)
+
+
+def wait_for(run, metric, step, process):
+    """Until metrics.jsonl has this metric of the step, or of a later one."""
     deadline = time.monotonic() + 300
     while True:
         rows = read_metrics(run) if (run / "metrics.jsonl").exists() else []
-        if any(r["step"] >= step and "reward/initial" in r for r in rows):
+        if any(r["step"] >= step and metric in r for r in rows):
             return
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.2)
@@ -192,10 +197,11 @@ def test_a_killed_engine_is_replaced_and_sigterm_stops_cleanly(runs):
 
 
 def test_kill_leaves_no_process_behind(runs):
-    """SIGKILL of the command alone, in mid-run: ranks, engines and verifiers go with it."""
+    """SIGKILL of the command alone, when all is up: ranks, engines and verifiers go with it."""
     config = write_config(runs, "killed", parallel=DP2, training={"steps": 200})
     process = start(config)
-    wait_for_step(runs / "killed", 1, process)
+    # Scored before the first step by engines, verifiers and ranks.
+    wait_for(runs / "killed", "validation/accuracy", 0, process)
     process.kill()
     process.wait()
     deadline = time.monotonic() + 60

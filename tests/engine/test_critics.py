@@ -15,10 +15,8 @@ from megatron_cgrpo.feedback.critique_cache import CritiqueCache
 from megatron_cgrpo.feedback.model_critic import ModelCritic, critique_template
 from megatron_cgrpo.feedback.pool import VerifierPool
 from megatron_cgrpo.rollout.events import AGREEMENT, LABELS_FROM_RULE, events_of
-from megatron_cgrpo.rollout.fleet import EngineFleet
 from megatron_cgrpo.rollout.pipeline import RolloutPipeline
 from megatron_cgrpo.rollout.writers.critiqued import Critiqued
-from megatron_cgrpo.studies.warm_start import shipped_policy
 from megatron_cgrpo.types import Completion, Problem, Sample, Verdict
 from megatron_cgrpo.worlds import chain
 from tests.engine.engine_config import tiny_config
@@ -26,24 +24,6 @@ from tests.engine.proxy import FAULTS, Proxy, running
 
 PROBLEM = Problem("1+2", ({"role": "user", "content": "1+2"},), "3")
 TEMPLATE = "{question}try{response}"
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory):
-    return shipped_policy(tmp_path_factory.mktemp("policy"))
-
-
-@pytest.fixture(scope="module")
-def fleet(policy, tmp_path_factory):
-    fleet = EngineFleet(
-        tiny_config(policy), chain.CONTEXT, tmp_path_factory.mktemp("logs"), "critic"
-    )
-    fleet.start()
-    try:
-        fleet.wait_ready()
-        yield fleet
-    finally:
-        fleet.stop()
 
 
 @pytest.fixture

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
-import time
 
 import psutil
 import pytest
@@ -13,6 +13,7 @@ import requests
 
 from megatron_cgrpo.rollout.fleet import EngineFleet
 from megatron_cgrpo.rollout.server import EngineError
+from megatron_cgrpo.worlds import chain
 from tests.engine.engine_config import tiny_config
 from tests.tiny import make_model
 
@@ -33,38 +34,43 @@ def model(tmp_path_factory):
     return make_model(tmp_path_factory.mktemp("model"), "qwen3", True)
 
 
-def test_every_route_needs_the_token_and_nothing_stays_behind(model, tmp_path):
-    fleet = EngineFleet(tiny_config(model), 256, tmp_path)
-    fleet.start()
-    try:
-        fleet.wait_ready()
-        url = fleet.servers[0].url
-        for method, route in ROUTES:
-            for headers in ({}, {"Authorization": "Bearer wrong"}):
-                answer = requests.request(method, url + route, headers=headers, timeout=10)
-                assert answer.status_code == 401, route
-        good = requests.get(f"{url}/v1/models", headers=fleet.servers[0].headers, timeout=10)
-        assert good.status_code == 200 and good.json()["data"][0]["id"] == "policy"
-        process = psutil.Process(fleet.servers[0].process.pid)
-        family = [process, *process.children(recursive=True)]
-        assert len(family) > 1
-        token = fleet.servers[0].token
-        assert token not in " ".join(process.cmdline())
-    finally:
-        fleet.stop()
-    deadline = time.monotonic() + 10
-    while any(p.is_running() and p.status() != "zombie" for p in family):
-        assert time.monotonic() < deadline, "a process of the engine survived stop()"
-        time.sleep(0.1)
+def test_every_route_needs_the_token(fleet):
+    server = fleet.servers[0]
+    for method, route in ROUTES:
+        for headers in ({}, {"Authorization": "Bearer wrong"}):
+            answer = requests.request(method, server.url + route, headers=headers, timeout=10)
+            assert answer.status_code == 401, route
+    good = requests.get(f"{server.url}/v1/models", headers=server.headers, timeout=10)
+    assert good.status_code == 200 and good.json()["data"][0]["id"] == "policy"
+    assert server.token not in " ".join(psutil.Process(server.process.pid).cmdline())
 
 
-def test_a_server_that_does_not_start_tells_why(model, tmp_path):
-    config = tiny_config(model, rollout={"extra_args": ("--no-such-option",)})
-    fleet = EngineFleet(config, 256, tmp_path)
-    fleet.start()
-    with pytest.raises(EngineError, match="(?s)exited with code.*no-such-option"):
-        fleet.wait_ready()
-    fleet.stop()
+def test_each_end_token_ends_a_response(fleet, policy, tmp_path):
+    """The same server, asked by runs that end their responses at other tokens."""
+    (tmp_path / "token").write_text(fleet.servers[0].token)
+    there = {"urls": [fleet.servers[0].url], "token_file": str(tmp_path / "token")}
+    prompt = tuple(chain.TOKENS.index(t) for t in ("<user>", "3", "+", "4", "<assistant>"))
+
+    async def responses(**rollout):
+        asked = EngineFleet(tiny_config(policy, rollout=there | rollout), chain.CONTEXT, tmp_path)
+        try:
+            options = {"n": 8, "temperature": 1.0, "seed": 1, "max_tokens": 40}
+            return await asked.generate(prompt, **options)
+        finally:
+            await asked.close()
+
+    end, equals, three = (chain.TOKENS.index(t) for t in ("<end>", "=", "3"))
+    for ends in ([end], [equals], [three, equals]):
+        given = {} if ends == [end] else {"stop_token_ids": ends}
+        for c in asyncio.run(responses(**given)):
+            assert c.finish_reason in ("stop", "length")
+            stopped = [i for i in c.token_ids if i in ends]
+            # Once, as the last token, which is trained but no part of the text.
+            if c.finish_reason == "stop":
+                assert stopped == [c.token_ids[-1]]
+                assert chain.TOKENS[c.token_ids[-1]] not in c.text
+            else:
+                assert not stopped and len(c.token_ids) == 40
 
 
 def test_a_port_in_use_is_named(model, tmp_path):
@@ -86,4 +92,5 @@ def test_start_timeout(model, tmp_path):
         with pytest.raises(EngineError, match="not ready after 1 s"):
             fleet.wait_ready()
     finally:
+        os.kill(fleet.servers[0].process.pid, signal.SIGCONT)
         fleet.stop()
