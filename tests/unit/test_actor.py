@@ -10,7 +10,7 @@ import torch
 from megatron_cgrpo.algorithm.batch import build_batch
 from megatron_cgrpo.config import parse_config
 from megatron_cgrpo.conversion.config_json import shape_of
-from megatron_cgrpo.conversion.safetensors_io import HFCheckpoint
+from megatron_cgrpo.conversion.safetensors_io import HFCheckpoint, write_hf
 from tests.groups import groups
 from tests.tiny import make_model
 
@@ -181,3 +181,29 @@ def test_bfloat16_trains_in_float32_state(build):
     assert result.applied and result.max_log_ratio == 0.0
     assert all(p.dtype == torch.bfloat16 for p in actor.model.parameters_by_name().values())
     assert all(p.main_grad.dtype == torch.float32 for p in actor._parameters())
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_refused(root, tmp_path, value):
+    from megatron_cgrpo.config.errors import ConfigError
+    from megatron_cgrpo.policy.parallel import initialize, shutdown
+    from megatron_cgrpo.training.directory import Progress
+    from megatron_cgrpo.training.state import build_actor
+
+    stored = HFCheckpoint(root)
+    tensors = {n: stored.get(n) for n in stored.shapes()}
+    name = "model.layers.1.self_attn.k_proj.weight"
+    tensors[name] = tensors[name].clone()
+    tensors[name][0, 3] = value
+    model = write_hf(tmp_path / "model", tensors.items(), [root])
+    config = parse_config(
+        {"model": {"path": str(model), "dtype": "float32"}, "data": {"path": "unused"}}
+    )
+    initialize(config.parallel)
+    try:
+        shape = shape_of(json.loads((root / "config.json").read_text()))
+        # A fused parameter names all that it is made of.
+        with pytest.raises(ConfigError, match=r"holds NaN or infinite values in .*layers\.1\.self"):
+            build_actor(config, shape, Progress(None, {}))
+    finally:
+        shutdown()
