@@ -145,8 +145,9 @@ class Reader:
         return ({"role": "user", "content": text},), " + ".join(names)
 
     def _answer_field(self, row: Record, where: str) -> str:
-        field = self._fields.answer or first(row, ANSWER_FIELDS)
-        if field is None or not has(row, field):
+        empty = next((f for f in ANSWER_FIELDS if lookup(row, f) == ""), None)
+        field = self._fields.answer or first(row, ANSWER_FIELDS) or empty
+        if field is None or lookup(row, field) is None:
             raise DataError(
                 f"{where} has no answer; its fields are {_names(row)}: name one with "
                 "data.fields.answer"

@@ -32,6 +32,7 @@ _SUBSTITUTIONS = (
     (re.compile(r"\\gt(?![a-zA-Z])"), ">"),
     (re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree\b|°"), " degrees"),
     (re.compile(r"\{,\}"), ","),
+    (re.compile(r"\\varnothing(?![a-zA-Z])|∅|\\\{\s*\\\}"), r"\\emptyset "),
     (re.compile(r"\\\$|\$|\\[()\[\]]"), ""),
     (re.compile(r"[−–]"), "-"),
     (re.compile(r"([\^_])\s*\{\s*(\w)\s*\}"), r"\1\2"),
@@ -202,13 +203,23 @@ _TOWER = re.compile(r"\d\s*\^\s*\{?\s*\(?\s*\d+\s*\^")
 _HUGE_POWER = re.compile(r"\d\s*\^\s*\{?\s*-?\d{5}")
 _FACTORIAL_OF_LARGE = re.compile(r"\d{5}\s*!|!\s*!|\([^a-zA-Z()]*\)\s*!")
 _LONG_NUMBER = re.compile(r"\d{400}")
+_DEEPEST = 30
 
 
 def too_large(text: str) -> bool:
-    """Power towers, huge powers and factorials, very long digit strings: evaluating them may not
-    end."""
+    """Power towers, huge powers and factorials, very long digit strings, deep nesting: reading or
+    evaluating them may not end."""
     patterns = (_TOWER, _HUGE_POWER, _FACTORIAL_OF_LARGE, _LONG_NUMBER)
-    return any(p.search(text) for p in patterns)
+    return any(p.search(text) for p in patterns) or _depth(text) > _DEEPEST
+
+
+def _depth(text: str) -> int:
+    """How deep brackets are nested."""
+    depth = deepest = 0
+    for char in text:
+        depth += (char in _OPEN) - (char in _CLOSE)
+        deepest = max(deepest, depth)
+    return deepest
 
 
 _BASED = re.compile(r"\d_\{?\d")
@@ -226,3 +237,14 @@ def only_as_text(text: str) -> bool:
 def marks(text: str) -> list[str]:
     """Relations, primes and dangling operators, which a library may read over."""
     return sorted(_MARKS.findall(text))
+
+
+_DEFINITION = re.compile(r"[a-zA-Z]\s*(?:'|\^\{-1\})*\([a-zA-Z](?:,[a-zA-Z])*\)\s*=")
+_RELATION = re.compile(r"[<>]|\\(?:le|ge|neq?)(?![a-zA-Z])")
+
+
+def is_equation(text: str) -> bool:
+    """One equality sign between two sides, and no definition of a function."""
+    left, sign, right = text.partition("=")
+    proper = bool(sign and left.strip() and right.strip() and "=" not in right)
+    return proper and not _DEFINITION.match(text) and not _RELATION.search(text)

@@ -15,6 +15,7 @@ from megatron_cgrpo.feedback.math_forms import (
     as_interval,
     bracketed,
     elements,
+    is_equation,
     is_percentage,
     marks,
     only_as_text,
@@ -24,8 +25,17 @@ from megatron_cgrpo.feedback.math_forms import (
     too_large,
     united,
 )
+from megatron_cgrpo.feedback.math_notations import (
+    as_complex,
+    as_matrix,
+    as_ratio,
+    as_vector,
+    same_angle,
+    same_ratio,
+)
+from megatron_cgrpo.feedback.math_sets import as_set, written_as_set
 from megatron_cgrpo.feedback.math_units import CHANGES_VALUE, changed_by_words, is_money, split_unit
-from megatron_cgrpo.feedback.text import without_thinking
+from megatron_cgrpo.feedback.text import is_cut_off, without_thinking
 from megatron_cgrpo.types import Problem, Verdict
 
 MAX_ANSWER = 400
@@ -69,6 +79,8 @@ def unreadable_gold(answer: str) -> str | None:
         return f"it is longer than {MAX_ANSWER} characters"
     if answer.replace("\\{", "").count("{") != answer.replace("\\}", "").count("}"):
         return "its braces do not match"
+    if as_matrix(answer) or as_ratio(plain(answer)) or as_set(answer, _parse) is not None:
+        return None
     members = [m for e in elements(answer) for m in (bracketed(e) or ("", [e], ""))[1]]
     for member in (plain(m) for m in members):
         known = rational(member) is not None or member == "\\dots" or too_large(member)
@@ -82,6 +94,8 @@ def extract_answer(response: str) -> str | None:
     "Answer: …" that holds a number or a formula, else the last number."""
     text = without_thinking(response)
     boxed = boxes(text)
+    if is_cut_off(text, boxed):
+        return None
     if boxed:
         return boxed[-1][1][:MAX_ANSWER]
     for stated in reversed(_MARKED.findall(text)):
@@ -101,6 +115,8 @@ def _same(gold: str, answer: str, asked: frozenset[str] = frozenset()) -> tuple[
     left, right = plain(gold), plain(answer)
     if left == right or _same_words(left, right):
         return True, "the same text"
+    if (verdict := _same_notation(gold, answer)) is not None:
+        return verdict
     units = {_unit(gold), _unit(answer)} - {None}
     if len(units) > 1:
         return False, "different units"
@@ -109,13 +125,67 @@ def _same(gold: str, answer: str, asked: frozenset[str] = frozenset()) -> tuple[
         return False, f"a value of {other} instead of {name}"
     if left == right:
         return True, "the same text"
-    for compare in (_same_number, _same_list, _same_set, _same_brackets):
+    for compare in (_same_complex, _same_number, _same_list, _same_set, _same_brackets):
         verdict = compare(left, right, asked)
         if verdict is not None:
             return verdict
     if not name:
         left, right = (as_interval(t) or t for t in (left, right))
     return _by_library(left, right, asked)
+
+
+def _same_notation(gold: str, answer: str) -> tuple[bool | None, str] | None:
+    """What another notation than numbers, lists and formulas decides; None for the rest."""
+    vectors = as_vector(gold), as_vector(answer)
+    matrices = as_matrix(gold), as_matrix(answer)
+    if all(matrices):
+        flat = [[cell for row in m for cell in row] for m in matrices]
+        same_size = len(matrices[0]) == len(matrices[1]) and len(flat[0]) == len(flat[1])
+        return same_size and _in_order(*flat, frozenset()), "matrices entry by entry"
+    if any(matrices) and all(vectors):
+        return _in_order(*vectors, frozenset()), "vectors entry by entry"
+    left, right = plain(gold), plain(answer)
+    for compare, reason in ((same_angle, "angles"), (same_ratio, "ratios")):
+        if (same := compare(left, right)) is not None:
+            return same, reason
+    if written_as_set(gold) or written_as_set(answer):
+        sets = as_set(gold, _parse), as_set(answer, _parse)
+        if None not in sets:
+            return sets[0] == sets[1] or (sets[0] ^ sets[1]).is_empty is True, "sets of reals"
+    return _same_equation(left, right)
+
+
+def _same_equation(left: str, right: str) -> tuple[bool | None, str] | None:
+    """Equations of curves; None for other texts, and where both are solved for one variable."""
+    if not (is_equation(left) and is_equation(right)) or too_large(left) or too_large(right):
+        return None
+    names = split_name(left)[0], split_name(right)[0]
+    if (names[0] and names[0] == names[1]) or len(elements(left)) + len(elements(right)) > 2:
+        return None
+    sides = [[_expression(side) for side in text.split("=")] for text in (left, right)]
+    if any(side is None for text in sides for side in text):
+        return None
+    from megatron_cgrpo.feedback.math_curves import same_curve
+
+    same = same_curve(*(text[0] - text[1] for text in sides))
+    return None if same is None else (same, "equations up to a constant factor")
+
+
+def _expression(text: str):
+    """The sympy expression of a text; None where it is none."""
+    import sympy
+
+    return next((form for form in _parse(text) if isinstance(form, sympy.Expr)), None)
+
+
+def _same_complex(gold: str, answer: str, asked: frozenset[str]) -> tuple[bool | None, str] | None:
+    wanted = as_complex(gold)
+    if wanted is None:
+        return None
+    got = as_complex(answer, "ij")
+    if got is None and rational(answer) is None:
+        return None
+    return wanted == got, "complex numbers by their parts"
 
 
 def _unit(text: str) -> str | None:
@@ -156,7 +226,9 @@ def _same_number(gold: str, answer: str, asked: frozenset[str]) -> tuple[bool | 
     if wanted is None or got is None:
         return None
     reason = "exact comparison of rational numbers"
-    if "percent" in asked and is_percentage(gold) != is_percentage(answer):
+    # A gold answer with a percent sign says that the question asks for one.
+    percent = "percent" in asked or is_percentage(gold)
+    if percent and is_percentage(gold) != is_percentage(answer):
         scale = 100 if is_percentage(gold) else 1
         shown = got * 100 if is_percentage(answer) else got
         return wanted == got or wanted * scale == shown, reason
@@ -169,7 +241,7 @@ def _same_list(gold: str, answer: str, asked: frozenset[str]) -> tuple[bool | No
     if len(wanted) == len(got) == 1:
         return None
     reason = "lists compared by their members"
-    names = [split_name(m)[0] for m in wanted]
+    names = _names(wanted)
     if len(set(names)) > 1 and None not in names:
         return _same_named(wanted, got, asked), reason
     if len(wanted) != len(got):
@@ -178,12 +250,21 @@ def _same_list(gold: str, answer: str, asked: frozenset[str]) -> tuple[bool | No
         inside = bracketed(point)
         if inside is None or inside[0] + inside[2] != "()" or "\\{" in gold + answer:
             return False, reason
-        return _in_order(inside[1], bare, asked), reason
+        # a=2, b=7 | (2, 7): in the order in which they are named
+        values = [split_name(m)[1] for m in bare] if len(set(_names(bare))) == len(bare) else bare
+        return _in_order(inside[1], values, asked), reason
     return _any_order(wanted, got, asked), reason
+
+
+def _names(members: list[str]) -> list[str | None]:
+    return [split_name(m)[0] for m in members]
 
 
 def _same_named(wanted: list[str], got: list[str], asked: frozenset[str]) -> bool:
     """x=5, y=3: by their names, or without names in the same order."""
+    inside = bracketed(got[0]) if len(got) == 1 else None
+    if inside is not None and inside[0] + inside[2] == "()":
+        got = inside[1]
     mine, theirs = dict(map(split_name, wanted)), dict(map(split_name, got))
     if None in theirs:
         return len(wanted) == len(got) and _in_order(
@@ -238,13 +319,22 @@ def _parse(text: str) -> tuple:
 def _library(gold: str, answer: str) -> tuple[bool | None, str]:
     from math_verify import verify
 
-    from megatron_cgrpo.feedback.math_values import accepted_wrongly, clearly_different
+    from megatron_cgrpo.feedback.math_values import (
+        accepted_wrongly,
+        clearly_different,
+        same_number,
+        too_much_work,
+    )
 
     wanted, got = _parse(gold), _parse(answer)
     if not wanted:
         return None, f"the gold answer {gold[:80]!r} cannot be parsed"
     if not got:
         return False, "the answer cannot be parsed"
+    if too_much_work(*wanted, *got):
+        return any(w == g for w in wanted for g in got), "too large to expand: as it stands"
+    if (known := same_number(wanted, got)) is not None:
+        return known, "the same number to thirty digits" if known else "different numbers"
     if clearly_different(wanted, got):
         return False, "different in value at a point"
     same = bool(verify(list(wanted), list(got), timeout_seconds=None))
