@@ -203,14 +203,15 @@ _TOWER = re.compile(r"\d\s*\^\s*\{?\s*\(?\s*\d+\s*\^")
 _HUGE_POWER = re.compile(r"\d\s*\^\s*\{?\s*-?\d{5}")
 _FACTORIAL_OF_LARGE = re.compile(r"\d{5}\s*!|!\s*!|\([^a-zA-Z()]*\)\s*!")
 _LONG_NUMBER = re.compile(r"\d{400}")
-_DEEPEST = 30
+_DEEPEST, _MOST_TERMS = 12, 30
 
 
 def too_large(text: str) -> bool:
-    """Power towers, huge powers and factorials, very long digit strings, deep nesting: reading or
-    evaluating them may not end."""
+    """Power towers, huge powers and factorials, very long digit strings, deep nesting, many
+    terms: reading or evaluating them may take very long."""
     patterns = (_TOWER, _HUGE_POWER, _FACTORIAL_OF_LARGE, _LONG_NUMBER)
-    return any(p.search(text) for p in patterns) or _depth(text) > _DEEPEST
+    shape = text.count("+") + text.count("-") > _MOST_TERMS or _depth(text) > _DEEPEST
+    return shape or any(p.search(text) for p in patterns)
 
 
 def _depth(text: str) -> int:
