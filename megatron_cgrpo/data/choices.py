@@ -24,6 +24,8 @@ def lettered(
     if not 2 <= len(texts) <= len(LETTERS):
         raise ValueError(f"{len(texts)} options; 2 to {len(LETTERS)} are supported")
     gold = _index(answer, texts)
+    if texts.count(texts[gold]) > 1:
+        raise ValueError(f"two options have the text of the answer, {texts[gold][:60]!r}")
     order = list(range(len(texts)))
     if seed is not None:
         random.Random(seed).shuffle(order)
@@ -35,6 +37,8 @@ def _index(answer: Any, texts: list[str]) -> int:
     if isinstance(answer, float) and answer.is_integer():
         answer = int(answer)
     if isinstance(answer, int) and not isinstance(answer, bool) and 0 <= answer < len(texts):
+        if str(answer) in texts and texts.index(str(answer)) != answer:
+            raise ValueError(f"the answer {answer} is the text of one option and counts another")
         return answer
     text = str(answer).strip()
     if len(text) == 1 and text in LETTERS[: len(texts)]:

@@ -123,6 +123,9 @@ def _csv(f: TextIO, path: Path) -> Numbered:
     csv.field_size_limit(_LONGEST_FIELD)
     reader = csv.DictReader(f, strict=True)
     try:
+        names = reader.fieldnames or []
+        if len(set(names)) < len(names):
+            raise DataError(f"{path}, line 1 names a field twice: {', '.join(names)}")
         for number, row in enumerate(reader, 1):
             if None in row or None in row.values():
                 raise DataError(

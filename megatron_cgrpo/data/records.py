@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from megatron_cgrpo.data.files import Record
 ROLES = ("system", "user", "assistant")
 Messages = tuple[dict[str, str], ...]
 _ABSENT = object()
+_GROUPED = re.compile(r"\D{0,3}\d{1,3}(?:,\d{3})+(?:\.\d+)?\D{0,3}")
 
 
 def lookup(row: Record, path: str) -> Any:
@@ -23,7 +25,7 @@ def lookup(row: Record, path: str) -> Any:
     for part in path.split("."):
         if isinstance(value, Mapping):
             value = value.get(part, _ABSENT)
-        elif isinstance(value, (list, tuple)) and part.isdigit() and int(part) < len(value):
+        elif isinstance(value, (list, tuple)) and part.isdecimal() and int(part) < len(value):
             value = value[int(part)]
         else:
             return None
@@ -143,7 +145,8 @@ def answer_of(value: Any, field: str, where: str, boxed: bool) -> str:
     text = text_of(value, field, where) if value != "" else ""
     _, mark, tail = text.rpartition("####")
     if mark:
-        return tail.strip().replace(",", "")
+        tail = tail.strip()
+        return tail.replace(",", "") if _GROUPED.fullmatch(tail) else tail
     found = boxes(text) if boxed else []
     return found[-1][1] if found else text
 

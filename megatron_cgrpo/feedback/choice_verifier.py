@@ -29,7 +29,7 @@ _IS = (
 )
 _BLANK = r"[\s*_]{0,6}"
 _STATED = re.compile(
-    rf"(?<![A-Za-zÀ-ÿ])(?i:{_MARKERS}){_BLANK}(?:(?i:{_IS})(?![a-z]){_BLANK}){{0,3}}"
+    rf"(?<![A-Za-zÀ-ÿ])(?i:{_MARKERS}){_BLANK}(?:(?:correcta|correta|corretta|correcte)\s+)?(?:(?i:{_IS})(?![a-z]){_BLANK}){{0,3}}(?:(?:la|le|el|die|der|das)\s+)?"
     + _DECORATION
     + r"([A-Ja-j])(?![A-Za-z0-9'’À-ÿ])"
 )
@@ -37,10 +37,10 @@ _SENTENCE_GOES_ON = re.compile(r"\s+(?!(?:because|since|as|so|and|with|or)\b)[a-
 # A lower-case letter is a choice where nothing follows that would make it a word of a sentence.
 _ENDS = re.compile(r"[\s*_)\].}\"'`,;:!]*(?:$|\n)|\)|\s+(?:because|since)\b")
 _OTHER_LETTER = re.compile(
-    r"[\s*_)]{0,6}(?:or|oder|ou|o|или|或|または|/)\s{0,3}[(*]{0,3}[A-Ja-j]\b"
+    r"[\s*_)]{0,6}(?:or|oder|ou|o|или|或|または|/|,|&|and|und|et|y)\s{0,3}[(*]{0,3}[A-Ja-j]\b"
 )
 _ALONE = re.compile(r"^[ \t*_(\[]{0,12}([A-J])[ \t*_)\].:]{0,12}$", re.MULTILINE)
-_IN_BOX = re.compile(_DECORATION + r"([A-J])(?:[\s)\]}.:*$].*)?", re.DOTALL)
+_IN_BOX = re.compile(_DECORATION + r"([A-J])(?:[\s)\]}.:*$](?!\s*[=<>+]).*)?", re.DOTALL)
 _OPTION_LINE = re.compile(
     r"^[ \t*_(]{0,6}([A-J])[ \t]{0,2}[).:][ \t*_]{0,6}(\S.*?)[ \t*_.]{0,6}$", re.MULTILINE
 )

@@ -18,6 +18,8 @@ def same_curve(wanted: Any, got: Any) -> bool | None:
         return False if wanted.free_symbols and got.free_symbols else None
     if too_much_work(wanted) or too_much_work(got):
         return None
+    # Multiplied by their denominators: y = 1/x is xy = 1.
+    wanted, got = (sympy.fraction(sympy.together(e))[0] for e in (wanted, got))
     try:
         first, second = (
             sympy.Poly(e, *sorted(wanted.free_symbols, key=str)) for e in (wanted, got)

@@ -10,6 +10,7 @@ from megatron_cgrpo.feedback.math_forms import bracketed, plain, rational, split
 from megatron_cgrpo.feedback.math_units import split_unit
 
 _UNIT = re.compile(r"(?:\*|\\cdot|\\times)?\s*[ij]$")
+_OVER = re.compile(r"(-?)\\frac\s*\{\s*(\d*)\s*i\s*\}\s*\{\s*(\d+)\s*\}")
 _SPLIT_PARTS = re.compile(r"(?<=[\w})])\s*(?=[-+])")
 
 
@@ -19,7 +20,8 @@ def as_complex(text: str, units: str = "i") -> tuple[Fraction, Fraction] | None:
     Args:
         units: letters that may stand for the imaginary unit.
     """
-    parts = [p for p in _SPLIT_PARTS.split(text.strip()) if p]
+    text = _OVER.sub(lambda m: f"{m[1]}\\frac{{{m[2] or 1}}}{{{m[3]}}}i", text.strip())
+    parts = [p for p in _SPLIT_PARTS.split(text) if p]
     if not 1 <= len(parts) <= 2 or not any(p[-1] in units for p in parts):
         return None
     real, imaginary = Fraction(0), None
@@ -60,6 +62,8 @@ def same_ratio(gold: str, answer: str) -> bool | None:
     wanted, got = as_ratio(gold), as_ratio(answer)
     if wanted is None and got is None:
         return None
+    if _CLOCK.fullmatch(gold) or _CLOCK.fullmatch(answer):
+        return False
     if wanted is not None and got is not None:
         return wanted == got
     ratio, other = (wanted, answer) if wanted is not None else (got, gold)
@@ -70,7 +74,7 @@ def same_ratio(gold: str, answer: str) -> bool | None:
 
 
 _PI_MULTIPLE = re.compile(
-    r"(-?)\s*(?:\\frac\s*\{\s*([\d.]*)\s*\\pi\s*\}\s*\{\s*(\d+)\s*\}|\\frac\s*\\pi\s*\{?\s*(\d+)\s*\}?"
+    r"(-?)\s*(?:\\frac\s*\{\s*(-?[\d.]*)\s*\\pi\s*\}\s*\{\s*(\d+)\s*\}|\\frac\s*\\pi\s*\{?\s*(\d+)\s*\}?"
     r"|(.*?)\s*(?:\*|\\cdot)?\s*\\pi(?:\s*/\s*(\d+))?)"
 )
 
@@ -81,7 +85,8 @@ def as_multiple_of_pi(text: str) -> Fraction | None:
     if found is None:
         return None
     sign, top, bottom, alone, factor, divisor = found.groups()
-    value = rational(top or factor or "1")
+    factor = top or factor or "1"
+    value = rational(factor + "1" if factor == "-" else factor)
     if value is None:
         return None
     return value / int(bottom or alone or divisor or 1) * (-1 if sign else 1)

@@ -40,6 +40,14 @@ def _is_inequality(text: str) -> bool:
     return as_interval(text) is not None or _UNEQUAL.fullmatch(text) is not None
 
 
+def variable_of(text: str) -> str | None:
+    """The variable that inequalities are about; None where there is none, or several."""
+    bare = re.sub(r"\\[a-zA-Z]+", " ", _WORDS.sub(" ", plain(text)))
+    bare = re.sub(r"(?<![a-zA-Z])(?:or|and)(?![a-zA-Z])", " ", bare)
+    letters = set(re.findall(r"[a-zA-Z]", bare)) - {"e", "R"}
+    return letters.pop() if len(letters) == 1 else None
+
+
 def as_set(text: str, parse: Parse) -> Any:
     """A sympy set of reals; None for texts that are none.
 
@@ -86,6 +94,9 @@ def _atom(text: str, parse: Parse) -> Any:
         return None
     ends = [_number(m, parse) for m in inside[1]]
     if None in ends or not ends[0] <= ends[1]:
+        return None
+    # [1,\infty] is no set of reals.
+    if any(abs(e) is sympy.oo and b in "[]" for e, b in zip(ends, (inside[0], inside[2]))):
         return None
     return sympy.Interval(*ends, inside[0] == "(", inside[2] == ")")
 

@@ -80,7 +80,7 @@ def same_number(wanted: tuple, got: tuple) -> bool | None:
 def _closed(forms: Iterable) -> list:
     out = []
     for form in forms:
-        if not isinstance(form, sympy.Expr) or form.atoms(sympy.Float) or too_much_work(form):
+        if _has_matrix(form) or form.atoms(sympy.Float) or too_much_work(form):
             continue
         symbols = form.free_symbols
         if all(s.name in _CONSTANTS for s in symbols):
@@ -88,6 +88,12 @@ def _closed(forms: Iterable) -> list:
             if value.is_number and value.is_finite:
                 out.append(value)
     return out
+
+
+def _has_matrix(form) -> bool:
+    """Or no expression at all. sympy evaluates products of matrices without end."""
+    matrices = (sympy.MatrixBase, sympy.MatrixExpr)
+    return not isinstance(form, sympy.Expr) or isinstance(form, matrices) or form.has(*matrices)
 
 
 def values_at(wanted, got) -> list[tuple[complex, complex]] | None:
@@ -103,7 +109,10 @@ def clearly_different(wanted: tuple, got: tuple) -> bool:
     math-verify simplifies differences of such formulas, for seconds.
     """
     forms = (sympy.Expr, sympy.Equality)
-    pairs = [(w, g) for w in wanted for g in got if isinstance(w, forms) and isinstance(g, forms)]
+    wanted, got = ([f for f in side if isinstance(f, forms)] for side in (wanted, got))
+    if any(f.has(sympy.MatrixBase, sympy.MatrixExpr) for f in (*wanted, *got)):
+        return False
+    pairs = [(w, g) for w in wanted for g in got]
     return bool(pairs) and all(_differ(w, g) for w, g in pairs)
 
 
@@ -147,7 +156,7 @@ def _at(expression, names: list[str], point: tuple[float, float]) -> complex | N
 def _numbers(forms: Iterable) -> list:
     out = []
     for form in forms:
-        if isinstance(form, sympy.Expr):
+        if not _has_matrix(form):
             constants = {s: _CONSTANTS[s.name] for s in form.free_symbols if s.name in _CONSTANTS}
             value = form.subs(constants).doit()
             if value.is_number and value.is_finite:

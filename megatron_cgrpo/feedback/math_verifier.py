@@ -33,7 +33,7 @@ from megatron_cgrpo.feedback.math_notations import (
     same_angle,
     same_ratio,
 )
-from megatron_cgrpo.feedback.math_sets import as_set, written_as_set
+from megatron_cgrpo.feedback.math_sets import as_set, variable_of, written_as_set
 from megatron_cgrpo.feedback.math_units import CHANGES_VALUE, changed_by_words, is_money, split_unit
 from megatron_cgrpo.feedback.text import is_cut_off, without_thinking
 from megatron_cgrpo.types import Problem, Verdict
@@ -150,6 +150,9 @@ def _same_notation(gold: str, answer: str) -> tuple[bool | None, str] | None:
             return same, reason
     if written_as_set(gold) or written_as_set(answer):
         sets = as_set(gold, _parse), as_set(answer, _parse)
+        names = {variable_of(gold), variable_of(answer)} - {None}
+        if len(names) > 1:
+            return False, "sets of values of other variables"
         if None not in sets:
             return sets[0] == sets[1] or (sets[0] ^ sets[1]).is_empty is True, "sets of reals"
     return _same_equation(left, right)
@@ -331,6 +334,9 @@ def _library(gold: str, answer: str) -> tuple[bool | None, str]:
         return None, f"the gold answer {gold[:80]!r} cannot be parsed"
     if not got:
         return False, "the answer cannot be parsed"
+    if ":" in gold + answer:
+        # A library divides; a time is no quotient.
+        return False, "ratios and times are compared as text"
     if too_much_work(*wanted, *got):
         return any(w == g for w in wanted for g in got), "too large to expand: as it stands"
     if (known := same_number(wanted, got)) is not None:

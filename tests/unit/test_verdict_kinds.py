@@ -27,6 +27,8 @@ KINDS = {
         (ELLIPSE, ["9x^2+4y^2=36"], ["4x^2+9y^2=36"]),
         ("f(x)=2x+1", ["f(x)=1+2x"], ["f(x)=2x-1"]),
         ("x=2", ["2x=4"], ["y=2"]),
+        ("xy=1", ["y=1/x", r"y=\frac{1}{x}"], ["y=2/x"]),
+        ("PV=nRT", ["P=nRT/V"], ["P=nRV/T"]),
     ],
     "sets of reals": [
         (
@@ -52,10 +54,13 @@ KINDS = {
         ),
         (r"(\sqrt{2},\infty)", [r"x>\sqrt 2"], [r"x>\sqrt 3", r"x\ge\sqrt 2"]),
         ("(1,2)", ["(1,2)"], ["(2,1)"]),
+        (r"x \neq 0", [r"x\ne 0"], [r"y \neq 0"]),
+        (r"[1,\infty)", [r"x\ge 1"], [r"[1,\infty]", r"y\ge 1"]),
     ],
     "complex numbers": [
         ("3 - 2i", ["3.0 - 2.0i", "3 - 2j", "-2i + 3"], ["3 + 2i", "3", "2 - 3i"]),
         ("i", ["1.0i"], ["-i"]),
+        (r"\frac{i}{2}", ["0.5i"], ["2i"]),
         (r"\frac{1}{2}+\frac{3}{2}i", ["0.5+1.5i"], ["0.5-1.5i"]),
         ("3", ["3.0"], ["3j", "3i"]),
     ],
@@ -63,7 +68,8 @@ KINDS = {
         ("3:4", [r"\frac{3}{4}", "3 to 4", "6:8"], ["4:3", "3"]),
         ("3/4", ["3:4"], ["4:3"]),
         ("1:2:3", ["2:4:6"], ["1:3:2"]),
-        ("3:45", ["3:45"], [r"\frac{3}{45}", r"\frac{1}{15}"]),
+        ("1:2", ["1/2"], ["2/1"]),
+        ("3:45", ["3:45"], [r"\frac{3}{45}", r"\frac{1}{15}", "1:15"]),
         ("12:00", ["12:00"], ["1:00"]),
     ],
     "percent": [
@@ -78,6 +84,7 @@ KINDS = {
         (r"\frac{2}{3}\pi", [r"120^{\circ}"], [r"12^{\circ}"]),
         (r"\pi", [r"180^\circ"], ["180"]),
         (r"-\frac{\pi}{4}", [r"-45^\circ"], [r"45^\circ"]),
+        (r"\frac{-\pi}{2}", [r"-90^\circ"], [r"90^\circ"]),
     ],
     "constants in exponential form": [
         (
@@ -104,6 +111,7 @@ KINDS = {
             ["(1,2)", r"\langle 1, 2\rangle", r"\begin{bmatrix}1\\2\end{bmatrix}"],
             ["(2,1)", r"\begin{pmatrix} 1 & 2 \end{pmatrix}", "(1,2,3)"],
         ),
+        (r"2\begin{pmatrix}1\\2\end{pmatrix}", [r"\begin{pmatrix}2\\4\end{pmatrix}"], [COLUMN]),
         ("(1,2,3)", [r"\begin{pmatrix} 1 \\ 2 \\ 3 \end{pmatrix}"], [SQUARE]),
     ],
     "named variables and tuples": [
@@ -182,6 +190,12 @@ CHOICES = [
     ("the answer is b or c", None),
     ("The answer is A or B", None),
     (r"\boxed{A or B}", None),
+    ("Answer: A and C", None),
+    ("Answer: A, C", None),
+    (r"\boxed{A and B}", None),
+    (r"\boxed{D = 5}", None),
+    ("La respuesta correcta es B", "B"),
+    ("La réponse est la C", "C"),
     ("the answer is either", None),
     ("The answer is C, because the others fail", "C"),
     # An option as the question prints it.
