@@ -78,6 +78,7 @@ def test_chats_are_taken_as_chats(tmp_path, row):
         ({"problem": "a", "answer": 7}, "a", "7"),
         ({"problem": "a", "answer": True}, "a", "True"),
         ({"question": "a", "answer": "b\n#### 1,018"}, "a", "1018"),
+        ({"question": "a", "answer": "b\n#### (3, 4)"}, "a", "(3, 4)"),
         ({"question": "a", "final_answer": ["x"]}, "a", "x"),
         ({"Body": "a", "Question": "b", "Answer": 1.0}, "a b", "1"),
         (
@@ -313,6 +314,7 @@ def test_verls_parquet(tmp_path):
         ("p.csv", b"problem,answer\na,1\nb\n", "record 2 (line 3) has not as many fields"),
         ("p.csv", b'problem,answer\n"a,1\n', "is not valid CSV"),
         ("p.csv", b"", "holds no problems"),
+        ("p.csv", b"problem,answer,answer\na,1,2\n", "names a field twice"),
         ("p.jsonl.gz", b"no gzip", "cannot be read"),
         ("p.jsonl.gz", gzip.compress(b"x" * 5000)[:-20], "cannot be read"),
         ("p.parquet", b"no parquet", "is not a Parquet file"),

@@ -55,7 +55,7 @@ KINDS = {
         (r"(\sqrt{2},\infty)", [r"x>\sqrt 2"], [r"x>\sqrt 3", r"x\ge\sqrt 2"]),
         ("(1,2)", ["(1,2)"], ["(2,1)"]),
         (r"x \neq 0", [r"x\ne 0"], [r"y \neq 0"]),
-        (r"[1,\infty)", [r"x\ge 1"], [r"[1,\infty]", r"y\ge 1"]),
+        (r"[1,\infty)", [r"x\ge 1"], [r"[1,\infty]", r"x>1"]),
     ],
     "complex numbers": [
         ("3 - 2i", ["3.0 - 2.0i", "3 - 2j", "-2i + 3"], ["3 + 2i", "3", "2 - 3i"]),
