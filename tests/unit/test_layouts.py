@@ -147,6 +147,8 @@ def test_questions_and_answers_by_their_usual_names(tmp_path, row, question, ans
         ),
         ({"question": "a", "choices": "x", "answer": "A"}, "choices is no list of options"),
         ({"question": "a", "options": ["x", None], "answer": "A"}, "options[1] is no text"),
+        ({"question": "a", "options": ["x", "y", "x"], "answer": "A"}, "two options have the text"),
+        ({"question": "a", "options": ["1", "2", "3"], "answer": 2}, "counts another"),
     ],
 )
 def test_what_is_not_understood_is_refused(tmp_path, row, said):
