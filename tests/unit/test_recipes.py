@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from megatron_cgrpo.cli import main
 from megatron_cgrpo.config import ConfigError, load_config, parse_config
 from megatron_cgrpo.config.checks import check_gpu_memory
 from megatron_cgrpo.conversion.config_json import shape_of
+from megatron_cgrpo.conversion.plan import plan_for
 from megatron_cgrpo.planning.memory import GIB, needed_bytes, parameters_by_stage, rank_memory
 from megatron_cgrpo.training.preflight import preflight
 from megatron_cgrpo.worlds import chain
@@ -88,6 +90,18 @@ def test_the_estimate_counts_what_megatron_builds(shards):
     assert {f["stage"] for _, ranks in shards for f in ranks} == {0, 1, 2, 3} - {2}
 
 
+def write_header(path: Path, shape) -> None:
+    """A file with the header of a model's tensors, and a hole where their bytes would be."""
+    header, end = {}, 0
+    for entry in plan_for(shape):
+        for name, dims in zip(entry.hf_names, entry.hf_shapes):
+            start, end = end, end + 2 * math.prod(dims)
+            header[name] = {"dtype": "BF16", "shape": dims, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text)
+    os.truncate(path, 8 + len(text) + end)
+
+
 @pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.stem)
 def test_a_recipe_fits_and_passes_the_checks(path, tmp_path, capsys):
     config = load_config(path)
@@ -98,7 +112,7 @@ def test_a_recipe_fits_and_passes_the_checks(path, tmp_path, capsys):
     assert config.rollout.servers * config.rollout.tensor == config.parallel.world_size
     chain.write_tokenizer(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(hf))
-    (tmp_path / "model.safetensors").write_bytes(b"")
+    write_header(tmp_path / "model.safetensors", shape)
     rows = [{"id": str(i), "problem": "1+1", "answer": "2"} for i in range(128)]
     data = tmp_path / "problems.jsonl"
     data.write_text("\n".join(map(json.dumps, rows)))
