@@ -43,8 +43,8 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
 DefMemPerCPU=64
 KillWait=10
-# A daemon answers a signal when the step has died: sooner than this, or the controller sends the signal
-# once more, later, to the step of the same number of the next attempt.
+# A daemon answers a signal when the step has died. A controller that does not wait that long
+# sends the signal once more, later: to the step of that number of the next attempt.
 MessageTimeout=40
 # A limit of a minute is not much longer than the start: the warning comes long before this.
 OverTimeLimit=1

@@ -113,7 +113,7 @@ def test_a_recipe_fits_and_passes_the_checks(path, tmp_path, capsys):
     chain.write_tokenizer(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(hf))
     write_header(tmp_path / "model.safetensors", shape)
-    rows = [{"id": str(i), "problem": "1+1", "answer": "2"} for i in range(128)]
+    rows = [{"id": str(i), "problem": f"{i}+1", "answer": str(i + 1)} for i in range(128)]
     data = tmp_path / "problems.jsonl"
     data.write_text("\n".join(map(json.dumps, rows)))
     paths = [f"{k}={v}" for k, v in (("model.path", tmp_path), ("data.path", data))]
