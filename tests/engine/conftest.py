@@ -11,12 +11,12 @@ from megatron_cgrpo.worlds import chain
 from tests.engine.engine_config import tiny_config
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def policy(tmp_path_factory):
     return shipped_policy(tmp_path_factory.mktemp("policy"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def fleet(policy, tmp_path_factory):
     """A server that tests only ask; when it is stopped, none of its processes may stay."""
     logs = tmp_path_factory.mktemp("logs")
