@@ -14,10 +14,11 @@ from megatron_cgrpo.algorithm.advantages import with_advantages
 from megatron_cgrpo.algorithm.seeds import derived_seed
 from megatron_cgrpo.algorithm.selection import is_answer_copy, select_refinements, trigger_fires
 from megatron_cgrpo.config.schema import Config
+from megatron_cgrpo.feedback.chat_models import Generator
 from megatron_cgrpo.feedback.pool import VerifierPool
 from megatron_cgrpo.rollout import events
 from megatron_cgrpo.rollout.events import Collector
-from megatron_cgrpo.rollout.writers.base import Attempt, Engines, Work, Writer, sample
+from megatron_cgrpo.rollout.writers.base import Attempt, Work, Writer, sample
 from megatron_cgrpo.types import Completion, Group, Problem, Role, Sample
 
 T = TypeVar("T")
@@ -34,7 +35,7 @@ class RolloutPipeline:
     """
 
     def __init__(
-        self, config: Config, engines: Engines, pool: VerifierPool, writer: Writer
+        self, config: Config, engines: Generator, pool: VerifierPool, writer: Writer
     ) -> None:
         self._config, self._engines = config, engines
         self._pool, self._writer = pool, writer

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from megatron_cgrpo.algorithm.seeds import derived_seed
 from megatron_cgrpo.config.schema import Rollout
+from megatron_cgrpo.feedback.chat_models import Generator
 from megatron_cgrpo.rollout.events import Emit
 from megatron_cgrpo.types import Completion, Critique, Problem, Sample
 
@@ -36,16 +36,6 @@ class Attempt:
     completion: Completion
     critique: Critique | None = None
     parent: int | None = None
-
-
-class Engines(Protocol):
-    """A fleet of servers of one model; `context` is their longest sequence in tokens."""
-
-    context: int
-
-    async def generate(
-        self, prompt_ids: tuple[int, ...], *, n: int, temperature: float, seed: int, max_tokens: int
-    ) -> list[Completion]: ...
 
 
 class Writer:
@@ -78,7 +68,7 @@ class Writer:
 
 
 async def sample(
-    engines: Engines, options: Rollout, prompt_ids: tuple[int, ...], n: int, seed: int
+    engines: Generator, options: Rollout, prompt_ids: tuple[int, ...], n: int, seed: int
 ) -> list[Completion]:
     """n responses as rollouts are sampled."""
     return await engines.generate(

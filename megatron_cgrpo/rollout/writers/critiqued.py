@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Sequence
 
 from megatron_cgrpo.config.schema import Config
 from megatron_cgrpo.data.prompts import PromptBuilder
+from megatron_cgrpo.feedback.chat_models import Generator
 from megatron_cgrpo.feedback.critics import Critic
 from megatron_cgrpo.rollout.events import (
     NOT_FITTING,
@@ -13,7 +14,7 @@ from megatron_cgrpo.rollout.events import (
     SHORTENED,
     WITHOUT_CRITIQUE,
 )
-from megatron_cgrpo.rollout.writers.base import Attempt, Engines, Work, Writer, sample
+from megatron_cgrpo.rollout.writers.base import Attempt, Work, Writer, sample
 from megatron_cgrpo.rollout.writers.labels import criticise, critics_labels
 from megatron_cgrpo.types import Sample
 
@@ -26,7 +27,7 @@ class Critiqued(Writer):
     """
 
     def __init__(
-        self, config: Config, critic: Critic, engines: Engines, prompts: PromptBuilder
+        self, config: Config, critic: Critic, engines: Generator, prompts: PromptBuilder
     ) -> None:
         self._algorithm, self._rollout = config.algorithm, config.rollout
         self._critic, self._engines, self._prompts = critic, engines, prompts

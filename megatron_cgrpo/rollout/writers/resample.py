@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Awaitable, Sequence
 
 from megatron_cgrpo.config.schema import Rollout
+from megatron_cgrpo.feedback.chat_models import Generator
 from megatron_cgrpo.rollout.events import REFINEMENT_TOKENS
-from megatron_cgrpo.rollout.writers.base import Attempt, Engines, Work, Writer, sample
+from megatron_cgrpo.rollout.writers.base import Attempt, Work, Writer, sample
 from megatron_cgrpo.types import Sample
 
 
 class Resample(Writer):
     """As many attempts as there are responses, from the problem's own prompt."""
 
-    def __init__(self, options: Rollout, engines: Engines) -> None:
+    def __init__(self, options: Rollout, engines: Generator) -> None:
         self._options, self._engines = options, engines
 
     def attempts(self, work: Work, responses: Sequence[Sample]) -> Sequence[Awaitable[Attempt]]:
